@@ -1,0 +1,1 @@
+"""Rows in consecutive groups, one matrix a group."""

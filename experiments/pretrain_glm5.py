@@ -43,6 +43,8 @@ def get_config() -> Experiment:
     ),
     other=ClassConfig(0.15, ParquetSource('other'), PROSE),
     tokenizer=TokenizerFile('data/glm5/tokenizer.json'),
+    # A hundred megabytes of a hundred terabytes.
+    heldout_share=1e-6,
   )
   job = PretrainConfig(
     data=data,

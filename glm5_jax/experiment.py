@@ -43,13 +43,6 @@ class Experiment:
 
   def __post_init__(self) -> None:
     """Checks what the parts cannot see of each other."""
-    for index, stage in enumerate(self.job.stages):
-      _require(
-        stage.sequence_length <= self.model.max_length,
-        f'job.stages.{index}.sequence_length is {stage.sequence_length}; the '
-        f'model takes at most model.max_length = {self.model.max_length} '
-        'tokens. Shorten the stage or raise model.max_length.',
-      )
     tokenizer = self.job.data.tokenizer
     if isinstance(tokenizer, data_config.TrainedTokenizer):
       _require(

@@ -18,6 +18,7 @@ from glm5_jax.models import counting
 from glm5_jax.models import definition
 from glm5_jax.parallelism import mesh as mesh_lib
 from glm5_jax.parallelism.axis_rules import RULES
+from glm5_jax.training import feeding
 from glm5_jax.training import state as state_lib
 from glm5_jax.training.optimizer import make_optimizer
 
@@ -64,30 +65,31 @@ def num_devices(experiment: Experiment) -> int:
   return jax.device_count() if -1 in sizes else math.prod(sizes)
 
 
-def rows_per_device(experiment: Experiment, sizes: dict[str, int]) -> int:
-  """Returns the fewest rows of a microbatch that a device gets, over stages.
+def checked_sizes(experiment: Experiment, num_devices: int) -> dict[str, int]:
+  """Returns the size of each mesh axis, none of them -1.
 
   Args:
     experiment: what runs.
-    sizes: of the mesh axes, none of them -1.
+    num_devices: devices of the mesh.
 
   Raises:
-    ValueError: the rows of a microbatch do not divide over the mesh.
+    ValueError: the mesh needs another number of devices, or a batch does not
+      divide over it.
   """
+  sizes = mesh_lib.axis_sizes(experiment.mesh, num_devices)
+  feeding.check_stages(
+    experiment.job.stages,
+    experiment.model,
+    num_shards=_batch_parts(experiment, sizes),
+    microbatches=experiment.job.microbatches,
+  )
+  return sizes
+
+
+def _batch_parts(experiment: Experiment, sizes: dict[str, int]) -> int:
+  """Returns in how many pieces the rows of a batch divide."""
   axes = RULES[experiment.mesh.rules].mesh_axes('batch')
-  parts = math.prod(sizes[axis] for axis in axes)
-  microbatches = experiment.job.microbatches
-  for index, stage in enumerate(experiment.job.stages):
-    rows = stage.batch_size // microbatches
-    if rows % parts:
-      raise ValueError(
-        f'job.stages.{index}.batch_size is {stage.batch_size}: microbatches '
-        f'of {rows} rows do not divide over the {parts} devices of mesh axes '
-        f'{", ".join(axes)}. Make it a multiple of {parts * microbatches}, or '
-        'change the mesh or job.microbatches.'
-      )
-  smallest = min(stage.batch_size for stage in experiment.job.stages)
-  return smallest // microbatches // parts
+  return math.prod(sizes[axis] for axis in axes)
 
 
 def layout(experiment: Experiment, sizes: dict[str, int]) -> Layout:
@@ -140,14 +142,13 @@ def explain(experiment: Experiment) -> str:
   Raises:
     ValueError: the experiment does not fit its mesh.
   """
-  sizes = mesh_lib.axis_sizes(experiment.mesh, num_devices(experiment))
-  rows = rows_per_device(experiment, sizes)
+  sizes = checked_sizes(experiment, num_devices(experiment))
   return '\n\n'.join(
     [
       experiment_lib.to_text(experiment).rstrip(),
       _parameter_text(experiment),
       _cost_text(experiment),
-      _run_text(experiment, rows),
+      _run_text(experiment, sizes),
       _layout_text(experiment, sizes),
     ]
   )
@@ -213,7 +214,7 @@ def _cost_text(experiment: Experiment) -> str:
   return '\n'.join(lines)
 
 
-def _run_text(experiment: Experiment, rows: int) -> str:
+def _run_text(experiment: Experiment, sizes: dict[str, int]) -> str:
   """Returns steps, tokens and FLOPs of the run by stage."""
   lines, all_tokens, all_flops = ['Run'], 0, 0.0
   for index, stage in enumerate(experiment.job.stages):
@@ -225,10 +226,12 @@ def _run_text(experiment: Experiment, rows: int) -> str:
       f'  stage {index}: {stage.num_steps:,} steps x {stage.batch_size:,} rows '
       f'x {stage.sequence_length:,} tokens = {_scaled(tokens)} tokens'
     )
+  pieces = experiment.job.microbatches * _batch_parts(experiment, sizes)
+  rows = [str(s.batch_size // pieces) for s in experiment.job.stages]
   lines.append(
     f'  {_scaled(all_tokens)} tokens, {all_flops:.3g} FLOPs; '
-    f'{experiment.job.microbatches} microbatches of {rows} or more rows a '
-    'device'
+    f'{experiment.job.microbatches} microbatches of {", ".join(rows)} rows a '
+    'piece of the batch'
   )
   return '\n'.join(lines)
 

@@ -7,7 +7,6 @@ In a notebook: `launch.run(experiment, workdir)`, no flags needed.
 """
 
 from collections.abc import Mapping
-import contextlib
 import difflib
 import errno
 import importlib.util
@@ -15,18 +14,25 @@ import inspect
 import os
 import pathlib
 import sys
+import time
 import traceback
 from typing import Any
 
 from absl import app
 from absl import flags
+from absl import logging
 import jax
 
 from glm5_jax import experiment as experiment_lib
 from glm5_jax import explain
 from glm5_jax import overrides
+from glm5_jax.data.config import TEXT_CLASSES
+from glm5_jax.evaluation import heldout
+from glm5_jax.evaluation import report
 from glm5_jax.experiment import Experiment
 from glm5_jax.parallelism import mesh as mesh_lib
+from glm5_jax.training import pretrain
+from glm5_jax.training import writers
 from glm5_jax.training.config import PretrainConfig
 
 # What may differ when a run goes on: where and how numbers are computed and
@@ -126,7 +132,9 @@ def prepare_workdir(workdir: pathlib.Path, text: str) -> None:
   """
   workdir.mkdir(parents=True, exist_ok=True)
   path = workdir / 'config.txt'
-  if path.exists():
+  checkpoints = workdir / pretrain.CHECKPOINT_FOLDER
+  # Without a checkpoint there is nothing to go on with.
+  if path.exists() and checkpoints.exists() and any(checkpoints.iterdir()):
     changes = [
       line
       for line in differing_lines(path.read_text(), text)
@@ -146,7 +154,9 @@ def prepare_workdir(workdir: pathlib.Path, text: str) -> None:
     partial.replace(path)
 
 
-def run(experiment: Experiment, workdir: str | os.PathLike[str]) -> Any:
+def run(
+  experiment: Experiment, workdir: str | os.PathLike[str]
+) -> dict[str, Any] | None:
   """Runs the experiment's job, or goes on with it.
 
   Args:
@@ -160,20 +170,60 @@ def run(experiment: Experiment, workdir: str | os.PathLike[str]) -> Any:
     ValueError: the experiment does not fit the devices or the workdir.
     OSError: the workdir cannot be written to.
   """
-  sizes = mesh_lib.axis_sizes(experiment.mesh, jax.device_count())
-  explain.rows_per_device(experiment, sizes)
-  workdir = pathlib.Path(workdir)
-  prepare_workdir(workdir, experiment_lib.to_text(experiment))
+  # Before the workdir is touched.
+  explain.checked_sizes(experiment, jax.device_count())
+  folder = pathlib.Path(workdir)
+  text = experiment_lib.to_text(experiment)
+  prepare_workdir(folder, text)
   match experiment.job:
     case PretrainConfig():
-      return _pretrain(experiment, experiment.job, workdir)
+      return _pretrain(experiment, experiment.job, folder, text)
 
 
 def _pretrain(
-  experiment: Experiment, job: PretrainConfig, workdir: pathlib.Path
-) -> Any:
-  """Trains, then scores and reports."""
-  raise NotImplementedError
+  experiment: Experiment,
+  job: PretrainConfig,
+  workdir: pathlib.Path,
+  config_text: str,
+) -> dict[str, Any] | None:
+  """Trains, then scores held-out text, samples, and reports."""
+  start = time.perf_counter()
+  documents = heldout.Heldout(
+    job.data,
+    mesh_lib.make_mesh(experiment.mesh),
+    row_length=max(stage.sequence_length for stage in job.stages),
+  )
+  outcome = pretrain.run(
+    experiment.model,
+    experiment.mesh,
+    job,
+    seed=experiment.seed,
+    workdir=workdir,
+    config_text=config_text,
+    evaluate=documents.during_training,
+  )
+  if outcome.reason == 'preempted':
+    return None
+  definition, variables = outcome.definition, outcome.state.variables
+  findings = report.Findings(
+    likelihoods=documents.scores(definition, variables, documents.documents),
+    compressed=documents.compressed(),
+    archive=documents.archive(),
+    token_counts={str(k): n for k, n in outcome.token_counts.items()},
+    target_shares={
+      name: job.data.class_config(name).share for name in TEXT_CLASSES
+    },
+    tokens=outcome.tokens,
+    steps=outcome.step,
+    samples=documents.sampled(definition, variables, experiment.seed),
+    rows=list(writers.read_rows(workdir / pretrain.METRICS_FILE)),
+    seconds=time.perf_counter() - start,
+  )
+  result = report.make(findings, experiment.model, job.stages)
+  if jax.process_index() == 0:
+    report.write(workdir / 'report.json', result)
+    report.show(result)
+  return result
 
 
 def one_line(error: BaseException) -> str | None:
@@ -184,6 +234,8 @@ def one_line(error: BaseException) -> str | None:
   """
   if isinstance(error, KeyboardInterrupt):
     return f'Interrupted. {_GO_ON}'
+  if _is_ours(error):
+    return str(error)
   chain: list[BaseException] = [error]
   while following := chain[-1].__cause__ or chain[-1].__context__:
     chain.append(following)
@@ -193,16 +245,18 @@ def one_line(error: BaseException) -> str | None:
     place = '' if error.filename is None else f'{error.filename}: '
     reason = error.strerror or str(error)
     return f'{place}{reason}. {_USER_ERRNOS[error.errno]}'
-  if isinstance(error, (ValueError, OSError)) and _is_ours(error):
-    return str(error)
   return None
 
 
 def _is_ours(error: BaseException) -> bool:
-  """Says whether the statement that raised stands in this package."""
+  """Says whether a `raise` of this package made the error."""
   frames = traceback.extract_tb(error.__traceback__)
+  if not frames:
+    return False
   package = pathlib.Path(__file__).resolve().parent
-  return bool(frames) and package in pathlib.Path(frames[-1].filename).parents
+  is_inside = package in pathlib.Path(frames[-1].filename).resolve().parents
+  # Otherwise compiled code raised, called from this package.
+  return is_inside and (frames[-1].line or '').startswith('raise')
 
 
 def define_flags(values: flags.FlagValues) -> None:
@@ -239,7 +293,6 @@ def define_flags(values: flags.FlagValues) -> None:
   flags.DEFINE_bool(
     'traceback', False, 'Show the traceback of every error.', values
   )
-  flags.mark_flag_as_required('config', values)
 
 
 def command(values: flags.FlagValues) -> int:
@@ -248,6 +301,8 @@ def command(values: flags.FlagValues) -> int:
     if values.cpu_devices:
       jax.config.update('jax_platforms', 'cpu')
       jax.config.update('jax_num_cpu_devices', values.cpu_devices)
+    if not values.config:
+      raise ValueError('Say what to run: --config=experiments/NAME.py.')
     experiment = overrides.apply(load(values.config), values.set)
     if values.explain:
       print(explain.explain(experiment))
@@ -272,11 +327,12 @@ def main(arguments: list[str]) -> None:
   """Runs the command line that absl has parsed."""
   if len(arguments) > 1:
     raise app.UsageError(f'Unexpected arguments: {" ".join(arguments[1:])}')
+  if not flags.FLAGS['verbosity'].present:
+    # Libraries report on themselves at INFO.
+    logging.set_verbosity(logging.WARNING)
   sys.exit(command(flags.FLAGS))
 
 
 if __name__ == '__main__':
   define_flags(flags.FLAGS)
-  # A reader that leaves (`| head`) is no error.
-  with contextlib.suppress(BrokenPipeError):
-    app.run(main)
+  app.run(main)

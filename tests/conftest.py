@@ -15,6 +15,14 @@ jax.config.update('jax_disable_most_optimizations', True)
 jax.config.update('jax_numpy_rank_promotion', 'raise')
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+  parser.addoption(
+    '--update-golden',
+    action='store_true',
+    help='write tests/experiments/golden/ anew; review the diff',
+  )
+
+
 @pytest.fixture
 def strict_dtypes() -> Iterator[None]:
   """Mixing dtypes raises; a fixture since optax and flax mix them inside."""

@@ -45,7 +45,9 @@ class LengthStage:
   def __post_init__(self) -> None:
     for name in ('sequence_length', 'batch_size', 'num_steps'):
       value = getattr(self, name)
-      _require(value > 0, f'LengthStage.{name} is {value}; it must be positive.')
+      _require(
+        value > 0, f'LengthStage.{name} is {value}; it must be positive.'
+      )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -22,6 +22,7 @@ from rich import progress
 from rich import table
 
 from glm5_jax.data import corpus_files
+from glm5_jax.data import corpus_packages
 from glm5_jax.data import corpus_sources
 from glm5_jax.data.config import TEXT_CLASSES
 
@@ -35,8 +36,8 @@ _VERSION = 1
 def build(
   output: pathlib.Path,
   *,
-  packages: Sequence[corpus_sources.Package] = corpus_sources.PACKAGES,
-  extracts: Sequence[corpus_sources.Extract] = corpus_sources.EXTRACTS,
+  packages: Sequence[corpus_packages.Package],
+  extracts: Sequence[corpus_sources.Extract],
 ) -> dict[str, Any]:
   """Makes the corpus, unless it is there already, and returns its manifest.
 
@@ -66,7 +67,7 @@ def build(
 
 
 def _recipe(
-  packages: Sequence[corpus_sources.Package],
+  packages: Sequence[corpus_packages.Package],
   extracts: Sequence[corpus_sources.Extract],
 ) -> str:
   """Returns all that decides the corpus but the standard library's version."""
@@ -92,14 +93,16 @@ def _existing(output: pathlib.Path) -> dict[str, Any] | None:
 def _collect(
   corpus: pathlib.Path,
   archives: pathlib.Path,
-  packages: Sequence[corpus_sources.Package],
+  packages: Sequence[corpus_packages.Package],
   extracts: Sequence[corpus_sources.Extract],
 ) -> dict[str, Any]:
   """Downloads, extracts and writes; returns the manifest."""
   corpus.mkdir()
   archives.mkdir()
   sums: dict[str, dict[str, int]] = {}
-  with progress.Progress(transient=True) as bar:
+  with progress.Progress(
+    transient=True, disable=not rich.get_console().is_terminal
+  ) as bar:
     task = bar.add_task('Downloading packages', total=None)
     if packages:
       corpus_files.download(packages, archives)
@@ -121,7 +124,7 @@ def _collect(
       }
       for package in packages
     },
-    'standard_library_licence': corpus_sources.STANDARD_LIBRARY_LICENCE,
+    'standard_library_licence': corpus_packages.STANDARD_LIBRARY_LICENCE,
     'files': dict(sorted(sums.items())),
   }
 
@@ -165,8 +168,14 @@ def main(argv: Sequence[str]) -> None:
   """Makes the corpus and prints what it holds."""
   if len(argv) > 1:
     raise app.UsageError(f'Unknown arguments: {argv[1:]}.')
+  assert _OUTPUT.value is not None
   output = pathlib.Path(_OUTPUT.value)
-  _print(build(output))
+  manifest = build(
+    output,
+    packages=corpus_packages.PACKAGES,
+    extracts=corpus_sources.EXTRACTS,
+  )
+  _print(manifest)
   print(f'The corpus is at {output}.')
 
 

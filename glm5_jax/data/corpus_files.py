@@ -17,17 +17,17 @@ import tempfile
 import textwrap
 import warnings
 
-from glm5_jax.data.corpus_sources import Extract
+from glm5_jax.data.corpus_packages import STANDARD_LIBRARY
+from glm5_jax.data.corpus_packages import Package
 from glm5_jax.data.corpus_sources import LANGUAGES
-from glm5_jax.data.corpus_sources import Package
-from glm5_jax.data.corpus_sources import STANDARD_LIBRARY
+from glm5_jax.data.corpus_sources import Extract
 from glm5_jax.data.sources import RawDocument
 
 # pip asks an archive's build system for its name and version, which would
 # download that system and run code from the archive. This stand-in answers from
 # the archive's own PKG-INFO instead, whatever the build system; nothing of the
 # archive runs.
-_STAND_IN = '''
+_STAND_IN = """
 import email, pathlib, re
 
 def _requires(config_settings=None):
@@ -53,7 +53,7 @@ get_requires_for_build_wheel = _requires
 prepare_metadata_for_build_wheel = _metadata
 build_wheel = None
 __legacy__ = _Hooks
-'''
+"""
 _BUILD_SYSTEMS = (
   'flit_core.buildapi',
   'hatchling.build',
@@ -283,5 +283,7 @@ def package_files(
   if name == STANDARD_LIBRARY:
     return standard_library_files()
   package = next(package for package in packages if package.name == name)
-  include = tuple(pattern for extract in extracts for pattern in extract.include)
+  include = tuple(
+    pattern for extract in extracts for pattern in extract.include
+  )
   return archive_files(archive(package, folder), include)

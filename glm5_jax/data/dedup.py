@@ -46,13 +46,15 @@ def signature(text: str) -> np.ndarray:
     chunk = shingles[start : start + _CHUNK_SHINGLES]
     hashes = chunk[:, None] * _FACTORS[None, :] + _OFFSETS[None, :]
     np.minimum(lowest, hashes.min(axis=0), out=lowest)
-  return (lowest >> np.uint64(32)).astype(np.uint32)
+  high: np.ndarray = (lowest >> np.uint64(32)).astype(np.uint32)
+  return high
 
 
 def _mix(values: np.ndarray) -> np.ndarray:
   values = (values ^ (values >> np.uint64(30))) * _MIX_1
   values = (values ^ (values >> np.uint64(27))) * _MIX_2
-  return values ^ (values >> np.uint64(31))
+  mixed: np.ndarray = values ^ (values >> np.uint64(31))
+  return mixed
 
 
 _FACTORS = _mix(np.arange(1, NUM_HASHES + 1, dtype=np.uint64)) | np.uint64(1)
@@ -92,7 +94,7 @@ def _word_hashes(text: str) -> np.ndarray:
 
 
 def _shingles(words: np.ndarray) -> np.ndarray:
-  """Returns a hash for each run of SHINGLE_WORDS words; one if there are fewer."""
+  """Returns a hash for each run of SHINGLE_WORDS words, or of all."""
   size = min(SHINGLE_WORDS, words.size)
   if not size:
     return words
@@ -121,7 +123,7 @@ def originals(
   """
   equal = _first_equal(digests)
   near = equal.copy()
-  if threshold < 1:
+  if threshold < 1 and len(digests):
     for band in range(_NUM_BANDS):
       columns = slice(band * _BAND_HASHES, (band + 1) * _BAND_HASHES)
       _link_band(near, signatures, columns, threshold)
@@ -172,7 +174,7 @@ def _unite(parents: np.ndarray, i: int, j: int) -> None:
 
 def _roots(parents: np.ndarray) -> np.ndarray:
   while True:
-    above = parents[parents]
+    above: np.ndarray = parents[parents]
     if np.array_equal(above, parents):
       return above
     parents = above

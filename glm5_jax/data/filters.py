@@ -4,9 +4,11 @@ Prose follows Gopher's rules (arXiv 2112.11446, A1.1), code StarCoder's (arXiv
 2305.06161, 3.1). Each rule is a pure function of the text.
 """
 
+import collections
 import functools
 import re
 from typing import Literal
+import unicodedata
 
 import py3langid
 
@@ -24,19 +26,40 @@ Rule = Literal[
   'mean_line',
 ]
 
-_BOILERPLATE = re.compile(
-  r'all rights reserved|terms of (use|service)|privacy policy|cookie|'
-  r'sign (in|up)\b|log ?in\b|subscribe|newsletter|click here|read more|'
-  r'share (this|on)|follow us|powered by|javascript (is|must be)|'
-  r'skip to (main )?content|table of contents|^\s*(next|previous|home|menu|'
-  r'back to top)\s*$|©|\(c\) (19|20)\d\d',
-  re.IGNORECASE,
+# What a line of navigation or legal notice says, in lower case ...
+_BOILERPLATE = (
+  'all rights reserved',
+  'terms of use',
+  'terms of service',
+  'privacy policy',
+  'cookie policy',
+  'accept cookies',
+  'sign in',
+  'sign up',
+  'log in',
+  'subscribe',
+  'newsletter',
+  'click here',
+  'read more',
+  'share this',
+  'share on',
+  'follow us',
+  'powered by',
+  'enable javascript',
+  'skip to content',
+  'skip to main content',
+  '\N{COPYRIGHT SIGN}',
+)
+# ... or is.
+_NAVIGATION = frozenset(
+  ('next', 'previous', 'home', 'menu', 'back to top', 'search', 'contact')
 )
 # Generators say so in the first lines, in one of these forms.
 _GENERATED = re.compile(
-  r'(auto(matically|-)? ?generated|generated (by|from|with|using|file)|'
-  r'do not (edit|modify)|machine generated|@generated)',
-  re.IGNORECASE,
+  r'^[^\w\n]*(this file (is|was|has been) )?(auto(matically)?[- ]?)?generated'
+  r' (by|from|using|file)\b|(is|was) automatically generated|'
+  r'\bdo not (edit|modify) (this|by hand|manually)|@generated',
+  re.IGNORECASE | re.MULTILINE,
 )
 _HEAD_CHARS = 1000
 # py3langid's time is linear in the text, and its answer is settled long before.
@@ -79,10 +102,15 @@ def _failed_code_rule(text: str, rules: CodeFilter) -> Rule | None:
 
 def letter_share(text: str) -> float:
   """Returns letters over characters that are not white space."""
-  solid = ''.join(text.split())
-  if not solid:
-    return 0.0
-  return sum(map(str.isalpha, solid)) / len(solid)
+  counts = collections.Counter(text)
+  solid = sum(n for char, n in counts.items() if not char.isspace())
+  # Vowel signs are marks, not letters, in the scripts of India among others.
+  letters = sum(
+    n
+    for char, n in counts.items()
+    if char.isalpha() or unicodedata.category(char).startswith('M')
+  )
+  return letters / solid if solid else 0.0
 
 
 def repeated_line_share(text: str) -> float:
@@ -99,11 +127,16 @@ def repeated_line_share(text: str) -> float:
 
 
 def boilerplate_line_share(text: str) -> float:
-  """Returns the share of lines that are navigation, legal notice or the like."""
-  lines = [line for line in text.splitlines() if line.strip()]
+  """Returns the share of lines of navigation, legal notice or the like."""
+  lines = [line.strip() for line in text.lower().splitlines()]
+  lines = [line for line in lines if line]
   if not lines:
     return 0.0
-  return sum(1 for line in lines if _BOILERPLATE.search(line)) / len(lines)
+  return sum(map(_is_boilerplate, lines)) / len(lines)
+
+
+def _is_boilerplate(line: str) -> bool:
+  return line in _NAVIGATION or any(phrase in line for phrase in _BOILERPLATE)
 
 
 def language(text: str) -> str:

@@ -7,7 +7,8 @@ long its documents are, and the order follows from the counts alone.
 
 from collections.abc import Sequence
 import functools
-from typing import Any, NamedTuple
+from typing import Any
+from typing import NamedTuple
 
 import grain
 from jaxtyping import Int32
@@ -15,9 +16,12 @@ import numpy as np
 
 from glm5_jax.data import store as store_lib
 from glm5_jax.data import tokenizer as tokenizer_lib
-from glm5_jax.data.config import DataConfig
 from glm5_jax.data.config import TEXT_CLASSES
+from glm5_jax.data.config import DataConfig
 from glm5_jax.data.config import TextClass
+from glm5_jax.data.sources import RawDocument
+
+Ids = Int32[np.ndarray, 'T']
 
 
 class Piece(NamedTuple):
@@ -33,7 +37,7 @@ class Piece(NamedTuple):
   lane: int
   document: int
   start: int
-  tokens: Int32[np.ndarray, 'T']
+  tokens: Ids
 
   @property
   def reference(self) -> list[int]:
@@ -52,7 +56,7 @@ class Mixture:
   def __init__(
     self,
     lanes: Sequence[store_lib.Lane],
-    documents: Sequence[grain.MapDataset[Int32[np.ndarray, 'T']]],
+    documents: Sequence[grain.MapDataset[Ids]],
   ) -> None:
     """Takes lanes with the endless ids of their documents."""
     self.lanes = tuple(lanes)
@@ -63,7 +67,7 @@ class Mixture:
     # The next token of each lane: its document and the index in there.
     self._document = [0] * len(lanes)
     self._start = [0] * len(lanes)
-    self._tokens: list[Int32[np.ndarray, 'T'] | None] = [None] * len(lanes)
+    self._tokens: list[Ids | None] = [None] * len(lanes)
 
   def draw(self, max_tokens: int) -> Piece:
     """Returns the next piece: a document's rest, or its next `max_tokens`."""
@@ -89,8 +93,8 @@ class Mixture:
     tokens = self._read(lane, document)[start : start + length]
     return Piece(lane, document, start, tokens)
 
-  def _read(self, lane: int, document: int) -> Int32[np.ndarray, 'T']:
-    ids = self._documents[lane][document]
+  def _read(self, lane: int, document: int) -> Ids:
+    ids: Ids | None = self._documents[lane][document]
     assert ids is not None
     return ids
 
@@ -154,7 +158,5 @@ def mixture(
   return Mixture(lanes, documents)
 
 
-def _ids(
-  tokenizer: tokenizer_lib.Tokenizer, document: store_lib.RawDocument
-) -> Int32[np.ndarray, 'T']:
+def _ids(tokenizer: tokenizer_lib.Tokenizer, document: RawDocument) -> Ids:
   return tokenizer.encode_document(document.text)

@@ -7,7 +7,8 @@ document.
 """
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
+from typing import Protocol
 
 from jaxtyping import Int32
 import numpy as np
@@ -125,9 +126,7 @@ def _used(row: Row) -> int:
   return sum(len(piece.tokens) for piece in row)
 
 
-def batch(
-  rows: Sequence[Row], length: int, source_ids: Sequence[int]
-) -> Batch:
+def batch(rows: Sequence[Row], length: int, source_ids: Sequence[int]) -> Batch:
   """Lays rows out as arrays.
 
   Args:

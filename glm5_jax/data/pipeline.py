@@ -15,9 +15,9 @@ from glm5_jax.data import preparation
 from glm5_jax.data import store as store_lib
 from glm5_jax.data import tokenizer as tokenizer_lib
 from glm5_jax.data.batch import Batch
+from glm5_jax.data.config import TEXT_CLASSES
 from glm5_jax.data.config import DataConfig
 from glm5_jax.data.config import LengthStage
-from glm5_jax.data.config import TEXT_CLASSES
 from glm5_jax.data.config import TextClass
 from glm5_jax.data.prefetch import Prefetch
 
@@ -42,7 +42,7 @@ class Document:
 
 
 def make_tokenizer(config: DataConfig) -> tokenizer_lib.Tokenizer:
-  """Returns the config's tokenizer; trains it on the training text if it must."""
+  """Returns the config's tokenizer, trained on its text if it says so."""
   return tokenizer_lib.for_store(config, preparation.prepare(config))
 
 
@@ -233,7 +233,7 @@ class BatchIterator:
 
 
 def cleaning_report(config: DataConfig) -> dict[str, Any]:
-  """Returns what was kept, dropped and refused of each class, and by which rule."""
+  """Returns what was kept, dropped and refused of each class, by rule."""
   store: store_lib.TextStore = preparation.prepare(config)
   report: dict[str, Any] = json.loads(json.dumps(store.manifest['classes']))
   return report

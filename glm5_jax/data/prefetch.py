@@ -6,7 +6,9 @@ this one's waits are all bounded.
 
 import queue
 import threading
-from typing import Any, NamedTuple, Protocol
+from typing import Any
+from typing import NamedTuple
+from typing import Protocol
 
 from glm5_jax.data.batch import Batch
 
@@ -58,7 +60,11 @@ class Prefetch:
     Raises:
       StopIteration: there is none.
     """
-    made = self._make() if self._size < 1 else self._take()
+    if self._size < 1:
+      batch = next(self._batches)
+      self._state = self._batches.get_state()
+      return batch
+    made = self._take()
     if isinstance(made.batch, BaseException):
       self.close()
       raise made.batch
@@ -107,9 +113,7 @@ class Prefetch:
     thread.start()
     return _Run(thread, made, stop)
 
-  def _produce(
-    self, made: 'queue.Queue[_Made]', stop: threading.Event
-  ) -> None:
+  def _produce(self, made: 'queue.Queue[_Made]', stop: threading.Event) -> None:
     while not stop.is_set():
       item = self._make()
       while not stop.is_set():

@@ -16,19 +16,21 @@ import json
 import pathlib
 import shutil
 import tempfile
-from typing import IO, Any
+from typing import IO
+from typing import Any
 
 from array_record.python import array_record_module
 import numpy as np
+import rich
 from rich import progress
 
 from glm5_jax.data import dedup
 from glm5_jax.data import filters
 from glm5_jax.data import sources
 from glm5_jax.data import store
+from glm5_jax.data.config import TEXT_CLASSES
 from glm5_jax.data.config import DataConfig
 from glm5_jax.data.config import MemorySource
-from glm5_jax.data.config import TEXT_CLASSES
 from glm5_jax.data.config import TextClass
 
 # Raise it when a change here makes another store of the same sources.
@@ -111,7 +113,9 @@ def _make(config: DataConfig, folder: pathlib.Path) -> None:
   counts = {text_class: _Counts() for text_class in TEXT_CLASSES}
   texts, facts_path = folder / 'texts.jsonl', folder / 'facts'
   with texts.open('wb') as text_file, facts_path.open('wb') as fact_file:
-    with progress.Progress(transient=True) as bar:
+    with progress.Progress(
+      transient=True, disable=not rich.get_console().is_terminal
+    ) as bar:
       for text_class in TEXT_CLASSES:
         if config.class_config(text_class).share:
           task = bar.add_task(f'Reading {text_class}', total=None)
@@ -234,8 +238,11 @@ def _write(
   writers: dict[str, Any] = {}
   manifest: dict[str, Any] = {
     text_class: {
-      'train': {lane.part: _tally() for lane in store.lanes(config)
-                if lane.text_class == text_class},
+      'train': {
+        lane.part: _tally()
+        for lane in store.lanes(config)
+        if lane.text_class == text_class
+      },
       'heldout': _tally(),
     }
     for text_class in TEXT_CLASSES

@@ -5,7 +5,7 @@ Nothing bad is passed over in silence. What is refused, and by which rule:
   empty        a file without a byte, or text without a letter or digit
   binary       a file with a NUL byte
   encoding     a file that is not UTF-8
-  too_large    a file, line or record over the size limit; it is not read whole
+  too_large    text over the size limit; a file or line is then not read whole
   torn         a Parquet or ArrayRecord file that does not open or breaks off
   no_text      a record without the text member, or one that is not a string
   not_json     a line or record that is not a JSON object
@@ -19,7 +19,9 @@ import glob
 import json
 import os
 import pathlib
-from typing import IO, Any, NamedTuple
+from typing import IO
+from typing import Any
+from typing import NamedTuple
 
 from array_record.python import array_record_module
 import pyarrow
@@ -174,20 +176,22 @@ def _checked(
   """Yields the document, or notes why it is none."""
   if not isinstance(text, str):
     reading.refusals.add(name, 'no_text')
-  elif len(text) > reading.max_bytes:
+  elif (size := _num_bytes(text)) is None:
+    reading.refusals.add(name, 'encoding')
+  elif size > reading.max_bytes:
     reading.refusals.add(name, 'too_large')
   elif not any(map(str.isalnum, text)):
     reading.refusals.add(name, 'empty')
   else:
-    try:
-      size = len(text.encode())
-    except UnicodeEncodeError:  # A lone surrogate, which JSON can spell.
-      reading.refusals.add(name, 'encoding')
-      return
-    if size > reading.max_bytes:
-      reading.refusals.add(name, 'too_large')
-    else:
-      yield RawDocument(name, part, text)
+    yield RawDocument(name, part, text)
+
+
+def _num_bytes(text: str) -> int | None:
+  """Returns bytes in UTF-8; None if a surrogate, as JSON can spell, is in."""
+  try:
+    return len(text.encode())
+  except UnicodeEncodeError:
+    return None
 
 
 def _checked_record(
@@ -324,9 +328,7 @@ def _array_record(
       while start < count:
         stop = min(start + _RECORDS_PER_READ, count)
         for index, record in enumerate(reader.read(start, stop), start):
-          yield from _record(
-            reading, f'{name}:{index}', part, record, text_key
-          )
+          yield from _record(reading, f'{name}:{index}', part, record, text_key)
         start = stop
     finally:
       reader.close()
@@ -354,9 +356,7 @@ def _record(
   yield from _checked(reading, name, part, text)
 
 
-_Reader = Callable[
-  [_Reading, pathlib.Path, str, str], Iterator[RawDocument]
-]
+_Reader = Callable[[_Reading, pathlib.Path, str, str], Iterator[RawDocument]]
 _READERS: dict[str, _Reader] = {
   '.jsonl': _jsonl,
   '.parquet': _parquet,

@@ -16,9 +16,9 @@ from typing import Any
 from array_record.python import array_record_module
 import grain
 
+from glm5_jax.data.config import TEXT_CLASSES
 from glm5_jax.data.config import ClassConfig
 from glm5_jax.data.config import DataConfig
-from glm5_jax.data.config import TEXT_CLASSES
 from glm5_jax.data.config import TextClass
 from glm5_jax.data.sources import RawDocument
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from collections.abc import Sequence
 import hashlib
 import json
+import os
 import pathlib
 import re
 
@@ -127,7 +128,7 @@ class Tokenizer:
     return np.concatenate(ids) if ids else np.zeros(0, np.int32)
 
   def encode_document(self, text: str) -> Int32[np.ndarray, 'T']:
-    """Returns the ids of a text with the begin id before and the end id after."""
+    """Returns the ids of a text between the begin id and the end id."""
     return np.concatenate(
       [[self.begin_id], self.encode(text), [self.end_id]], dtype=np.int32
     )
@@ -188,7 +189,8 @@ def for_store(config: DataConfig, store: store_lib.TextStore) -> Tokenizer:
   if not path.exists():
     texts = sample(config, store, choice.sample_bytes)
     made = train(texts, choice)
-    work = path.with_suffix('.making')
+    # Its own name, as every host of a shared folder may be here at once.
+    work = path.with_suffix(f'.{os.getpid()}')
     made.save(work)
     work.replace(path)
   return load(path)

@@ -96,22 +96,7 @@ def one_by_one(texts: Iterable[tuple[str, str]]) -> dict[str, Compression]:
   return sums
 
 
-def as_archive(texts: Iterable[str], max_bytes: int) -> Compression | None:
-  """Compresses texts as one file, as `tar` would hand them over.
-
-  Args:
-    texts: the texts, in order.
-    max_bytes: an archive that is larger is not made, since xz takes a second
-      for each megabyte.
-
-  Returns:
-    The sizes, or None for an archive that is too large.
-  """
-  parts, num_bytes = [], 0
-  for text in texts:
-    parts.append(text.encode())
-    num_bytes += len(parts[-1])
-    if num_bytes > max_bytes:
-      return None
-  data = b''.join(parts)
+def as_archive(texts: Iterable[str]) -> Compression:
+  """Compresses texts as one file, as `tar` would hand them over."""
+  data = b''.join(text.encode() for text in texts)
   return Compression(len(data), gzip_size(data), xz_size(data))

@@ -18,10 +18,7 @@ from collections.abc import Sequence
 import dataclasses
 import functools
 import math
-from typing import Any
 from typing import NamedTuple
-from typing import Protocol
-from typing import runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -31,27 +28,11 @@ from jaxtyping import Int
 from jaxtyping import Int32
 import numpy as np
 
+from glm5_jax.data.pipeline import Document
 from glm5_jax.models.definition import Definition
 from glm5_jax.models.definition import Variables
 from glm5_jax.models.transformer import Transformer
 from glm5_jax.parallelism import partitioning
-
-
-@runtime_checkable
-class Document(Protocol):
-  """A held-out document; `data.pipeline` makes them."""
-
-  @property
-  def tokens(self) -> Sequence[int] | np.ndarray:
-    """Token ids, the begin token first."""
-
-  @property
-  def source(self) -> str:
-    """The class of the mixture that it belongs to."""
-
-  @property
-  def num_bytes(self) -> int:
-    """Bytes of its text in UTF-8."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -268,19 +249,3 @@ class Scorer:
 def total(scores: dict[str, Likelihood]) -> Likelihood:
   """Returns the cost of all classes together."""
   return functools.reduce(Likelihood.__add__, scores.values(), Likelihood())
-
-
-def limited(documents: Iterable[Any], max_bytes: int) -> list[Any]:
-  """Returns documents of every class in turn up to `max_bytes` of each.
-
-  The same documents in the same order give the same choice, so that
-  evaluations during a run compare.
-  """
-  room: dict[str, int] = {}
-  chosen = []
-  for document in documents:
-    left = room.setdefault(document.source, max_bytes)
-    if document.num_bytes <= left:
-      room[document.source] = left - document.num_bytes
-      chosen.append(document)
-  return chosen

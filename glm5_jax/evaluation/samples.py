@@ -6,8 +6,6 @@ There is no cache here: a few short continuations do not pay for one.
 from collections.abc import Callable
 from collections.abc import Sequence
 import dataclasses
-from typing import Protocol
-from typing import runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -17,20 +15,9 @@ from jaxtyping import Int
 from jaxtyping import Key
 import numpy as np
 
+from glm5_jax.data.tokenizer import Tokenizer
 from glm5_jax.models.definition import Definition
 from glm5_jax.models.definition import Variables
-
-
-@runtime_checkable
-class Tokenizer(Protocol):
-  """What sampling needs of a tokenizer."""
-
-  @property
-  def end_id(self) -> int:
-    """The token that ends a document."""
-
-  def decode(self, ids: Sequence[int]) -> str:
-    """Returns the text of token ids."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -30,6 +30,7 @@ from glm5_jax.training.state import TrainState
 
 _UNFINISHED = '.orbax-checkpoint-tmp'
 _SET_ASIDE = '.incomplete'
+_ARRAYS = ('variables', 'optimizer')
 # Without one of these a folder is no checkpoint, whatever its name says.
 _REQUIRED = (
   'variables/_METADATA',
@@ -253,8 +254,12 @@ class Checkpoints:
     path = self.directory / str(step)
     with self._unreadable(path):
       metadata = self._checkpointer.checkpointables_metadata(step).metadata
+      saved = {name: metadata[name] for name in _ARRAYS}
+      for name, found in saved.items():
+        if found is None:
+          raise ValueError(f'the list of arrays in {name}/ cannot be read')
     abstract = _parts(wanted)
-    _check_same(path, {name: metadata[name] for name in abstract}, abstract)
+    _check_same(path, saved, abstract)
     with self._unreadable(path):
       loaded = self._checkpointer.load_checkpointables(
         step, {**abstract, 'progress': None}

@@ -124,6 +124,11 @@ class Recorder(Hook):
     self._learning_rates = learning_rates
     self._window = metrics.Window()
 
+  def on_start(self, step: int) -> None:
+    for schedule in self._learning_rates.values():
+      # Compiles it now rather than between two steps.
+      schedule(step)
+
   def on_step(self, report: metrics.StepReport) -> None:
     self._window.add(report)
     # A refused step is recorded whatever its number, so that it can be seen.

@@ -16,6 +16,7 @@ import numpy as np
 from glm5_jax.training.hooks import Hook
 from glm5_jax.training.hooks import Snapshot
 from glm5_jax.training.metrics import StepReport
+from glm5_jax.training.metrics import num_tokens
 from glm5_jax.training.state import TrainState
 from glm5_jax.training.step import StepFunction
 from glm5_jax.training.step import StepMetrics
@@ -90,16 +91,15 @@ class _Reporter:
     now = time.perf_counter()
     seconds = None if pending.compiles else now - self._mark
     self._mark = now
-    if metrics.is_finite:
-      self.tokens += int(metrics.parts.num_tokens)
     self.last = StepReport(
       step=pending.step,
-      tokens=self.tokens,
+      tokens=self.tokens + num_tokens(metrics),
       metrics=metrics,
       batch=pending.batch,
       seconds=seconds,
       data_seconds=pending.data_seconds,
     )
+    self.tokens = self.last.tokens
     for hook in self._hooks:
       hook.on_step(self.last)
 
@@ -191,6 +191,10 @@ def train(
       waited = time.perf_counter() - start
       compiles = _shapes(batch) not in seen
       seen.add(_shapes(batch))
+      if compiles and pending is not None:
+        # Else the step before would seem to last as long as the compiler.
+        reporter.report(pending)
+        pending = None
       state, metrics = step_function(state, place(batch))
       if pending is not None:
         reporter.report(pending)

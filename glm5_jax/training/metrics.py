@@ -60,6 +60,11 @@ METRICS = {
 EVALUATION_PREFIX = 'evaluation/'
 
 
+def num_tokens(step: StepMetrics) -> int:
+  """Returns tokens trained on, padding excluded; none if it was refused."""
+  return int(step.parts.num_tokens) if step.is_finite else 0
+
+
 @dataclasses.dataclass(frozen=True)
 class StepReport:
   """A finished step as hooks see it.
@@ -82,8 +87,8 @@ class StepReport:
 
   @property
   def step_tokens(self) -> int:
-    """Tokens of this step, padding excluded."""
-    return int(self.metrics.parts.num_tokens)
+    """Tokens trained on in this step."""
+    return num_tokens(self.metrics)
 
 
 def relative_load(expert_load: np.ndarray) -> np.ndarray:

@@ -4,7 +4,6 @@ import signal
 import threading
 from types import FrameType
 from types import TracebackType
-from typing import Self
 
 import jax
 from jax.experimental import multihost_utils
@@ -22,7 +21,7 @@ class PreemptionNotice:
     self._previous: signal._HANDLER = None
     self._installed = False
 
-  def __enter__(self) -> Self:
+  def __enter__(self) -> 'PreemptionNotice':
     # Python lets only the main thread set handlers; a notebook's or a test's
     # other threads train without the notice.
     is_main = threading.current_thread() is threading.main_thread()

@@ -105,7 +105,7 @@ def _learning_rates(config: PretrainConfig) -> dict[str, schedules.Schedule]:
   if options.kind == 'muon':
     peaks['muon_learning_rate'] = options.muon_learning_rate
   return {
-    name: schedules.make_schedule(options.schedule, peak, num_steps)
+    name: jax.jit(schedules.make_schedule(options.schedule, peak, num_steps))
     for name, peak in peaks.items()
   }
 

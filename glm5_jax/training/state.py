@@ -1,17 +1,41 @@
 """What training carries from step to step."""
 
 import dataclasses
+import hashlib
 from typing import Any
+from typing import Protocol
+from typing import runtime_checkable
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 from jaxtyping import Key
+import numpy as np
 import optax
 
-from glm5_jax.models.definition import Definition
 from glm5_jax.models.definition import Variables
 from glm5_jax.parallelism import partitioning
+from glm5_jax.parallelism.axis_rules import AxisRules
+
+
+@runtime_checkable
+class Trainable(Protocol):
+  """What training needs of a model's definition."""
+
+  @property
+  def rules(self) -> AxisRules:
+    """Where arrays live."""
+
+  @property
+  def abstract(self) -> Variables:
+    """Shapes and dtypes of the variables."""
+
+  @property
+  def axes(self) -> Variables:
+    """Logical axes of the variables."""
+
+  def init(self, key: Key[Array, '']) -> Variables:
+    """Returns freshly drawn variables."""
 
 
 @jax.tree_util.register_dataclass
@@ -31,7 +55,7 @@ class TrainState:
 
 
 def init(
-  definition: Definition,
+  definition: Trainable,
   optimizer: optax.GradientTransformation,
   key: Key[Array, ''],
 ) -> TrainState:
@@ -45,7 +69,7 @@ def init(
 
 
 def abstract(
-  definition: Definition, optimizer: optax.GradientTransformation
+  definition: Trainable, optimizer: optax.GradientTransformation
 ) -> TrainState:
   """Returns the shapes and dtypes of the state; allocates nothing."""
   state: TrainState = jax.eval_shape(
@@ -61,7 +85,7 @@ def abstract(
 
 def shardings(
   mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh,
-  definition: Definition,
+  definition: Trainable,
   optimizer: optax.GradientTransformation,
 ) -> TrainState:
   """Returns the sharding of every array of the state.
@@ -106,3 +130,14 @@ def placed(abstract_tree: Any, shardings_tree: Any) -> Any:
     abstract_tree,
     shardings_tree,
   )
+
+
+def digest(state: TrainState) -> str:
+  """Returns a hash of every bit of the state; equal states, equal hashes."""
+  result = hashlib.sha256()
+  for path, leaf in jax.tree_util.tree_leaves_with_path(state):
+    array = np.asarray(leaf)
+    name = jax.tree_util.keystr(path)
+    result.update(f'{name} {array.dtype} {array.shape}'.encode())
+    result.update(array.tobytes())
+  return result.hexdigest()

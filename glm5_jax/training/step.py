@@ -123,7 +123,7 @@ def make_train_step(
   ) -> tuple[TrainState, StepMetrics]:
     totals = objective.totals(batch)
     loss, parts, grads = accumulated(state.variables, batch, totals)
-    grad_norm = optax.global_norm(grads)
+    grad_norm = optax.tree.norm(grads)
     is_finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
     with jax.named_scope('update'):
       params = state.variables.params

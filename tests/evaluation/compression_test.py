@@ -34,14 +34,9 @@ def test_each_file_is_compressed_by_itself():
 
 def test_an_archive_shares_what_its_files_have_in_common():
   once = compression.compress(TEXT)
-  archive = compression.as_archive([TEXT] * 4, max_bytes=10**9)
-  assert archive is not None
+  archive = compression.as_archive([TEXT] * 4)
   assert archive.num_bytes == 4 * once.num_bytes
   assert archive.xz_bytes < 1.2 * once.xz_bytes
-
-
-def test_an_archive_over_the_limit_is_not_made():
-  assert compression.as_archive([TEXT] * 4, len(TEXT)) is None
 
 
 def test_bits_per_byte():

@@ -5,6 +5,7 @@ import jax
 import numpy as np
 import pytest
 
+from glm5_jax.data.pipeline import Document
 from glm5_jax.evaluation import likelihood
 from glm5_jax.models import definition
 from glm5_jax.models import presets
@@ -17,20 +18,20 @@ TOLERANCE = 1e-4
 ROW_LENGTH = 16
 
 CONFIG = dataclasses.replace(
-  presets.tiny, num_layers=2, vocab_size=64, mtp=None, loss_chunk=5
+  presets.tiny,
+  num_layers=1,
+  num_dense_layers=1,
+  vocab_size=64,
+  mtp=None,
+  loss_chunk=5,
 )
 
 
-@dataclasses.dataclass(frozen=True)
-class Document:
-  tokens: list[int]
-  source: str
-  num_bytes: int
-
-
 def _document(seed: int, length: int, source: str = 'code') -> Document:
-  tokens = np.random.RandomState(seed).randint(0, 64, length).tolist()
-  return Document(tokens, source, 3 * length)
+  tokens = np.random.RandomState(seed).randint(0, 64, length, np.int32)
+  return Document(
+    text='', tokens=tokens, source=source, name='', num_bytes=3 * length
+  )
 
 
 @pytest.fixture(scope='module')
@@ -156,9 +157,3 @@ def test_a_mesh_of_eight_gives_the_same_bits(model, variables, scorer):
 def test_no_text_has_no_score():
   assert math.isnan(likelihood.Likelihood().bits_per_byte)
   assert math.isnan(likelihood.total({}).bits_per_byte)
-
-
-def test_a_limit_holds_for_each_class():
-  documents = [_document(i, 10, s) for i, s in enumerate(['a', 'a', 'b', 'a'])]
-  chosen = likelihood.limited(documents, max_bytes=60)
-  assert [d.source for d in chosen] == ['a', 'a', 'b']

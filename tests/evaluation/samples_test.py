@@ -5,6 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from glm5_jax.data import tokenizer as tokenizer_lib
+from glm5_jax.data.config import TrainedTokenizer
 from glm5_jax.evaluation import samples
 from glm5_jax.models import definition
 from glm5_jax.models import presets
@@ -14,15 +16,8 @@ from glm5_jax.parallelism.config import MeshConfig
 
 ROW_LENGTH = 12
 CONFIG = dataclasses.replace(
-  presets.tiny, num_layers=2, vocab_size=64, mtp=None
+  presets.tiny, num_layers=1, num_dense_layers=1, vocab_size=64, mtp=None
 )
-
-
-class Tokenizer:
-  end_id = 63
-
-  def decode(self, ids):
-    return ' '.join(map(str, ids))
 
 
 @pytest.fixture(scope='module')
@@ -80,12 +75,17 @@ def test_a_mesh_of_eight_continues_alike(model, variables, greedy, key):
 
 
 def test_text_stops_at_the_end_token(greedy, variables, key, monkeypatch):
-  monkeypatch.setattr(greedy, 'tokens', lambda *_: [[4, 63, 5], [6, 7, 8]])
-  first, second = greedy(
-    variables, [[1, 2], [3]], Tokenizer(), key=key, num_tokens=3
+  tokenizer = tokenizer_lib.train(
+    ['some text'], TrainedTokenizer(tokenizer_lib.MIN_VOCAB_SIZE)
   )
-  assert first == samples.Sample('1 2', '4')
-  assert second == samples.Sample('3', '6 7 8')
+  one, two, three = (tokenizer.encode(text).tolist() for text in '123')
+  drawn = [one + [tokenizer.end_id] + two, one + two + three]
+  monkeypatch.setattr(greedy, 'tokens', lambda *_: drawn)
+  first, second = greedy(
+    variables, [two, three], tokenizer, key=key, num_tokens=3
+  )
+  assert first == samples.Sample('2', '1')
+  assert second == samples.Sample('3', '123')
 
 
 def test_what_does_not_fit_is_refused(greedy, variables, key):

@@ -117,7 +117,7 @@ def _batches():
 
 
 def _initial(made, optimizer):
-  return state_module.init(made, optimizer, jax.random.key(3))
+  return state_module.init(made, optimizer, jax.random.key(9))
 
 
 def _run(config, mesh, *, kind='adamw', tamper=lambda state: state):

@@ -18,6 +18,7 @@ help: ## List the targets.
 
 quickstart: ## Pre-train a small GLM-5 on real text; under 15 minutes on two cores.
 	@.ci/setup run
+	@$(BIN)/python -m glm5_jax.data.corpus --output=runs/corpus
 	@$(BIN)/python -m glm5_jax.launch --config=experiments/quickstart.py --workdir=runs/quickstart
 
 install: ## Make .venv with all that development needs.
@@ -30,10 +31,10 @@ check: install ## Lint, format, import layers, types.
 	$(BIN)/mypy
 
 test: install ## Run the tests; a few minutes on two cores.
-	$(PYTEST) -n 2 -m "not gpu and not tpu and not slow"
+	$(PYTEST) -n 2 --dist loadfile -m "not gpu and not tpu and not slow"
 
 test-slow: install ## Run the tests that take over ten seconds each.
-	$(PYTEST) -n 2 -m "slow and not gpu and not tpu"
+	$(PYTEST) -n 2 --dist loadfile -m "slow and not gpu and not tpu"
 
 docs: ## Build the documentation into site/.
 	@.ci/setup docs

@@ -55,6 +55,7 @@ def get_config() -> Experiment:
     optimizer=OptimizerConfig(
       kind='muon',
       learning_rate=2e-4,
+      embedding_learning_rate=2e-4,
       muon_learning_rate=2e-4,
       schedule=ScheduleConfig(kind='wsd', warmup_steps=2000),
     ),

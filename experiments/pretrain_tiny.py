@@ -43,6 +43,7 @@ def get_config() -> Experiment:
     optimizer=OptimizerConfig(
       kind='muon',
       learning_rate=2e-3,
+      embedding_learning_rate=2e-3,
       schedule=ScheduleConfig(kind='wsd', warmup_steps=5),
     ),
     checkpoint=CheckpointConfig(every_steps=20),

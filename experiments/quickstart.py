@@ -6,6 +6,8 @@ experts and a shared one, multi-token prediction, Muon, the five-way mixture.
   make quickstart
 """
 
+import dataclasses
+
 from glm5_jax.data import presets as data_presets
 from glm5_jax.data.config import LengthStage
 from glm5_jax.data.config import TrainedTokenizer
@@ -19,7 +21,6 @@ from glm5_jax.training.config import HooksConfig
 from glm5_jax.training.config import OptimizerConfig
 from glm5_jax.training.config import PretrainConfig
 from glm5_jax.training.config import ScheduleConfig
-import dataclasses
 
 VOCAB_SIZE = 4096
 
@@ -28,24 +29,24 @@ def get_config() -> Experiment:
   """Returns the experiment."""
   model = ModelConfig(
     vocab_size=VOCAB_SIZE,
-    hidden_dim=256,
-    num_layers=5,
+    hidden_dim=192,
+    num_layers=4,
     num_dense_layers=1,
     dense_dim=512,
     mla=MlaConfig(
       num_heads=4,
-      query_latent_dim=128,
+      query_latent_dim=96,
       latent_dim=64,
       plain_dim=32,
-      rope_dim=32,
-      value_dim=64,
+      rope_dim=16,
+      value_dim=48,
       rope_theta=1e4,
     ),
     moe=MoeConfig(
       num_experts=8,
       experts_per_token=2,
-      expert_dim=192,
-      bias_update_rate=5e-3,
+      expert_dim=128,
+      bias_update_rate=1e-2,
     ),
     max_length=1024,
     compute_dtype='float32',
@@ -62,12 +63,13 @@ def get_config() -> Experiment:
     job=PretrainConfig(
       data=data,
       stages=(
-        LengthStage(sequence_length=256, batch_size=24, num_steps=200),
-        LengthStage(sequence_length=512, batch_size=12, num_steps=50),
+        LengthStage(sequence_length=256, batch_size=16, num_steps=280),
+        LengthStage(sequence_length=512, batch_size=8, num_steps=60),
       ),
       optimizer=OptimizerConfig(
         kind='muon',
-        learning_rate=3e-3,
+        learning_rate=2e-3,
+        embedding_learning_rate=1e-2,
         muon_learning_rate=0.02,
         schedule=ScheduleConfig(kind='wsd', warmup_steps=10, decay_share=0.4),
       ),

@@ -98,8 +98,7 @@ def shrink(experiment: Experiment, folder: str | pathlib.Path) -> Experiment:
   """
   model, job = experiment.model, experiment.job
   microbatches = min(2, job.microbatches)
-  lengths = (32, 64)[: len(job.stages)]
-  num_steps = 2 // len(lengths)
+  num_stages = min(2, len(job.stages))
   return dataclasses.replace(
     experiment,
     model=_shrink_model(model),
@@ -107,10 +106,15 @@ def shrink(experiment: Experiment, folder: str | pathlib.Path) -> Experiment:
     job=dataclasses.replace(
       job,
       data=_shrink_data(job.data, folder),
-      stages=tuple(
-        data_config.LengthStage(length, 8 * microbatches, num_steps)
-        for length in lengths
-      ),
+      # Stages of one shape, so that one program serves both.
+      stages=(
+        data_config.LengthStage(
+          sequence_length=32,
+          batch_size=8 * microbatches,
+          num_steps=2 // num_stages,
+        ),
+      )
+      * num_stages,
       microbatches=microbatches,
       optimizer=dataclasses.replace(
         job.optimizer,
@@ -118,7 +122,10 @@ def shrink(experiment: Experiment, folder: str | pathlib.Path) -> Experiment:
       ),
       checkpoint=dataclasses.replace(job.checkpoint, every_steps=2),
       hooks=dataclasses.replace(
-        job.hooks, log_every_steps=1, evaluate_every_steps=2
+        job.hooks,
+        log_every_steps=1,
+        evaluate_every_steps=2,
+        profile_steps=None,
       ),
     ),
   )

@@ -14,7 +14,6 @@ import inspect
 import os
 import pathlib
 import sys
-import time
 import traceback
 from typing import Any
 
@@ -26,13 +25,7 @@ import jax
 from glm5_jax import experiment as experiment_lib
 from glm5_jax import explain
 from glm5_jax import overrides
-from glm5_jax.data.config import TEXT_CLASSES
-from glm5_jax.evaluation import heldout
-from glm5_jax.evaluation import report
 from glm5_jax.experiment import Experiment
-from glm5_jax.parallelism import mesh as mesh_lib
-from glm5_jax.training import pretrain
-from glm5_jax.training import writers
 from glm5_jax.training.config import PretrainConfig
 
 # What may differ when a run goes on: where and how numbers are computed and
@@ -132,9 +125,8 @@ def prepare_workdir(workdir: pathlib.Path, text: str) -> None:
   """
   workdir.mkdir(parents=True, exist_ok=True)
   path = workdir / 'config.txt'
-  checkpoints = workdir / pretrain.CHECKPOINT_FOLDER
   # Without a checkpoint there is nothing to go on with.
-  if path.exists() and checkpoints.exists() and any(checkpoints.iterdir()):
+  if path.exists() and any(workdir.glob('checkpoints/*')):
     changes = [
       line
       for line in differing_lines(path.read_text(), text)
@@ -176,54 +168,18 @@ def run(
   text = experiment_lib.to_text(experiment)
   prepare_workdir(folder, text)
   match experiment.job:
-    case PretrainConfig():
-      return _pretrain(experiment, experiment.job, folder, text)
+    case PretrainConfig() as job:
+      # Only this job's libraries are loaded, and none for `--explain`.
+      from glm5_jax.evaluation import pretraining
 
-
-def _pretrain(
-  experiment: Experiment,
-  job: PretrainConfig,
-  workdir: pathlib.Path,
-  config_text: str,
-) -> dict[str, Any] | None:
-  """Trains, then scores held-out text, samples, and reports."""
-  start = time.perf_counter()
-  documents = heldout.Heldout(
-    job.data,
-    mesh_lib.make_mesh(experiment.mesh),
-    row_length=max(stage.sequence_length for stage in job.stages),
-  )
-  outcome = pretrain.run(
-    experiment.model,
-    experiment.mesh,
-    job,
-    seed=experiment.seed,
-    workdir=workdir,
-    config_text=config_text,
-    evaluate=documents.during_training,
-  )
-  if outcome.reason == 'preempted':
-    return None
-  definition, variables = outcome.definition, outcome.state.variables
-  findings = report.Findings(
-    likelihoods=documents.scores(definition, variables, documents.documents),
-    compressed=documents.compressed(),
-    archive=documents.archive(),
-    token_counts={str(k): n for k, n in outcome.token_counts.items()},
-    target_shares={
-      name: job.data.class_config(name).share for name in TEXT_CLASSES
-    },
-    tokens=outcome.tokens,
-    steps=outcome.step,
-    samples=documents.sampled(definition, variables, experiment.seed),
-    rows=list(writers.read_rows(workdir / pretrain.METRICS_FILE)),
-    seconds=time.perf_counter() - start,
-  )
-  result = report.make(findings, experiment.model, job.stages)
-  if jax.process_index() == 0:
-    report.write(workdir / 'report.json', result)
-    report.show(result)
-  return result
+      return pretraining.run(
+        experiment.model,
+        experiment.mesh,
+        job,
+        seed=experiment.seed,
+        workdir=folder,
+        config_text=text,
+      )
 
 
 def one_line(error: BaseException) -> str | None:

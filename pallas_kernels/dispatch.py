@@ -12,7 +12,6 @@ names the constraint; another one never takes its place in silence.
 """
 
 from typing import Literal
-from typing import cast
 from typing import get_args
 
 import jax
@@ -45,4 +44,4 @@ def choose(implementation: Implementation | None) -> Implementation:
       f'implementation is {implementation!r}; it can be one of '
       f'{list(get_args(Implementation))}, or None for the one of the platform.'
     )
-  return cast(Implementation, implementation)
+  return implementation

@@ -183,11 +183,18 @@ EXTRACTS: tuple[Extract, ...] = (
   ),
   Extract(
     'scikit-learn',
+    'web',
+    '',
+    ('doc/developers/*.rst', 'doc/computing/*.rst', 'doc/faq.rst'),
+    'pages of a site',
+  ),
+  Extract('sympy', 'web', '', ('doc/src/contributing/*',), 'pages of a site'),
+  Extract(
+    'scikit-learn',
     'papers',
     'stem',
-    ('doc/modules/*.rst', 'doc/*.rst'),
+    ('doc/modules/*.rst', 'doc/glossary.rst', 'doc/common_pitfalls.rst'),
     'statistics, with formulas and references',
-    exclude=_CHANGES,
   ),
   Extract(
     'sympy',
@@ -195,7 +202,7 @@ EXTRACTS: tuple[Extract, ...] = (
     'stem',
     ('doc/src/*.rst', 'doc/src/*.md'),
     'mathematics and physics, with formulas',
-    exclude=_CHANGES,
+    exclude=(*_CHANGES, 'doc/src/contributing/*'),
   ),
   Extract(
     'networkx',

@@ -10,6 +10,7 @@ keeps most of its split. Documents of one name stay together, and repeats are
 removed before the split, so nothing held out has a copy in training.
 """
 
+from collections.abc import Iterator
 import dataclasses
 import hashlib
 import json
@@ -87,11 +88,17 @@ def _key(config: DataConfig) -> str:
     decides.append(repr(of_class))
     if of_class.share and not isinstance(of_class.source, MemorySource):
       for path, part in sources.files(of_class.source, config.root):
-        status = path.stat()
-        decides.append(
-          (str(path.absolute()), part, status.st_size, status.st_mtime_ns)
-        )
+        decides.append((str(path.absolute()), part, *_change(path)))
   return hashlib.sha256(json.dumps(decides).encode()).hexdigest()[:16]
+
+
+def _change(path: pathlib.Path) -> tuple[int, int]:
+  """Returns what a change of a file changes: its size and time."""
+  try:
+    status = path.stat()
+  except OSError:  # A broken link, which reading will name.
+    return 0, 0
+  return status.st_size, status.st_mtime_ns
 
 
 @dataclasses.dataclass
@@ -150,7 +157,7 @@ def _filtered(
   counts: _Counts,
   text_file: IO[bytes],
   fact_file: IO[bytes],
-) -> Any:
+) -> Iterator[None]:
   """Writes a class's documents that pass its filter; yields once a document."""
   of_class = config.class_config(text_class)
   shares = store.part_shares(of_class)

@@ -9,7 +9,7 @@ Nothing bad is passed over in silence. What is refused, and by which rule:
   torn         a Parquet or ArrayRecord file that does not open or breaks off
   no_text      a record without the text member, or one that is not a string
   not_json     a line or record that is not a JSON object
-  unreadable   a file that the system does not let us read
+  unreadable   a file that the system does not let us read, or no plain file
 """
 
 from collections.abc import Callable
@@ -113,7 +113,9 @@ def documents(
       yield from _checked(reading, f'memory:{index}', '', text)
     return
   for path, part in files(source, root):
-    if isinstance(source, JsonlSource):
+    if not path.is_file():  # A broken link, a pipe or a device.
+      refusals.add(reading.name(path), 'unreadable')
+    elif isinstance(source, JsonlSource):
       yield from _jsonl(reading, path, part, source.text_key)
     elif isinstance(source, ParquetSource):
       yield from _parquet(reading, path, part, source.text_key)
@@ -154,8 +156,14 @@ def files(
 
 def _walk(start: pathlib.Path) -> list[pathlib.Path]:
   found = []
-  for folder, folders, names in os.walk(start):
-    folders[:] = [name for name in folders if not name.startswith('.')]
+  seen = set()
+  for folder, folders, names in os.walk(start, followlinks=True):
+    real = os.path.realpath(folder)
+    if real in seen:  # A link back up must not be followed for ever.
+      folders.clear()
+      continue
+    seen.add(real)
+    folders[:] = sorted(name for name in folders if not name.startswith('.'))
     found += [
       pathlib.Path(folder, name) for name in names if not name.startswith('.')
     ]

@@ -45,7 +45,6 @@ class Findings:
     target_shares: the mixture's shares by class.
     tokens: tokens trained on.
     steps: optimizer steps.
-    seconds: wall time, from start to here.
     rows: recorded metrics.
     samples: prompts and continuations.
   """
@@ -57,7 +56,6 @@ class Findings:
   target_shares: Mapping[str, float]
   tokens: int
   steps: int
-  seconds: float
   rows: Sequence[Row]
   samples: Sequence[Sample]
 
@@ -83,9 +81,20 @@ def training_flops(
 
 
 def make(
-  findings: Findings, model: ModelConfig, stages: Sequence[LengthStage]
+  findings: Findings,
+  model: ModelConfig,
+  stages: Sequence[LengthStage],
+  *,
+  seconds: float,
 ) -> dict[str, Any]:
-  """Returns the report, fit for JSON."""
+  """Returns the report, fit for JSON but for NaN where there was no text.
+
+  Args:
+    findings: what was measured.
+    model: what was trained.
+    stages: lengths and steps of the training.
+    seconds: wall time of it all.
+  """
   count = counting.parameters(model)
   heldout = likelihood.total(dict(findings.likelihoods))
   compressed = sum(findings.compressed.values(), Compression())
@@ -100,7 +109,7 @@ def make(
     },
     'tokens': findings.tokens,
     'parameters': count.total,
-    'seconds': findings.seconds,
+    'seconds': seconds,
     'mixture_target': dict(findings.target_shares),
     'classes': _classes(findings),
     'heldout_bytes': heldout.num_bytes,

@@ -18,6 +18,7 @@ import numpy as np
 from glm5_jax.data.tokenizer import Tokenizer
 from glm5_jax.models.definition import Definition
 from glm5_jax.models.definition import Variables
+from glm5_jax.parallelism import partitioning
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,7 +80,11 @@ class Sampler:
       is_next = places == lengths[:, None]
       return jnp.where(is_next, drawn[:, None], tokens)
 
-    self._step: Callable[..., Array] = jax.jit(step)
+    # The same layout going in and coming out: one program serves all tokens.
+    self._sharding = partitioning.batch_sharding(mesh, definition.rules)
+    self._step: Callable[..., Array] = jax.jit(
+      step, out_shardings=self._sharding
+    )
 
   def tokens(
     self,
@@ -106,7 +111,7 @@ class Sampler:
     for row, prompt in enumerate(prompts):
       buffer[row, : len(prompt)] = prompt
       lengths[row] = len(prompt)
-    tokens: Array | np.ndarray = buffer
+    tokens = jax.device_put(buffer, self._sharding)
     with jax.set_mesh(self._mesh):
       for number in range(num_tokens):
         key_now = jax.random.fold_in(key, number)

@@ -100,17 +100,13 @@ def _parts(state: TrainState) -> dict[str, Named]:
   }
 
 
-def _like(state: TrainState, parts: dict[str, Named]) -> TrainState:
+def _joined(state: TrainState, parts: dict[str, Named]) -> TrainState:
   """Undoes `_parts`; `state` gives the structure."""
-  leaves = _flat(parts)
-  keys = list(_flat(_parts(state)))
-  found = TrainState(
+  return TrainState(
     step=parts['optimizer']['step'],
     variables=_fill(state.variables, parts['variables']),
     opt_state=_fill(state.opt_state, parts['optimizer'].get('state', {})),
   )
-  assert len(keys) == len(leaves)
-  return found
 
 
 def _fill(tree: Any, nested: Named) -> Any:
@@ -177,6 +173,9 @@ class Checkpoints:
       self.directory.mkdir(parents=True, exist_ok=True)
       if jax.process_index() == 0:
         set_aside(self.directory)
+      if jax.process_count() > 1:
+        # Nobody looks for checkpoints before the folder is in order.
+        multihost_utils.sync_global_devices('checkpoints set aside')
       self._checkpointer = ocp.training.Checkpointer(
         self.directory,
         context=_context(),
@@ -273,7 +272,7 @@ class Checkpoints:
         'Run on as many hosts as before; devices may differ.'
       )
     progress = Progress(data=hosts[jax.process_index()], **record)
-    return _like(wanted, loaded), progress
+    return _joined(wanted, loaded), progress
 
   @contextlib.contextmanager
   def _unreadable(self, path: pathlib.Path) -> Iterator[None]:

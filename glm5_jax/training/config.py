@@ -63,6 +63,9 @@ class OptimizerConfig:
     kind: the rule for hidden weight matrices. Embeddings, the output head,
       norms and router weights take AdamW under either.
     learning_rate: peak learning rate of AdamW.
+    embedding_learning_rate: the same for the embedding and the output head. A
+      row moves only when its token occurs, so a short run needs it higher; a
+      router that moves as fast sends all tokens one way.
     muon_learning_rate: peak learning rate of Muon.
     schedule: shape of both learning rates.
     beta1: AdamW's decay of the first moment.
@@ -75,6 +78,7 @@ class OptimizerConfig:
 
   kind: Literal['adamw', 'muon'] = 'adamw'
   learning_rate: float = 3e-4
+  embedding_learning_rate: float = 3e-4
   muon_learning_rate: float = 0.02
   schedule: ScheduleConfig = ScheduleConfig()
   beta1: float = 0.9
@@ -85,7 +89,12 @@ class OptimizerConfig:
   max_grad_norm: float = 1.0
 
   def __post_init__(self) -> None:
-    for name in ('learning_rate', 'muon_learning_rate', 'max_grad_norm'):
+    for name in (
+      'learning_rate',
+      'embedding_learning_rate',
+      'muon_learning_rate',
+      'max_grad_norm',
+    ):
       value = getattr(self, name)
       _require(
         value > 0, f'OptimizerConfig.{name} is {value}; it must be positive.'

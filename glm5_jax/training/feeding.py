@@ -1,6 +1,8 @@
 """How each host's rows become the batch of the whole mesh."""
 
+from collections.abc import Mapping
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 import dataclasses
 import math
 from typing import Any
@@ -55,9 +57,21 @@ def make_feed(mesh: jax.sharding.Mesh, rules: AxisRules) -> Feed:
   for device, index in indices.items():
     first, _, _ = index[0].indices(num_shards)
     rows.setdefault(device.process_index, set()).add(first)
+  host_index, num_hosts = supplied_part(rows, jax.process_index())
+  return Feed(sharding, num_shards, host_index, num_hosts)
+
+
+def supplied_part(
+  rows: Mapping[int, AbstractSet[int]], host: int
+) -> tuple[int, int]:
+  """Returns which part of a batch a host supplies, and the number of parts.
+
+  Args:
+    rows: pieces of the batch that each host's devices hold.
+    host: the host in question.
+  """
   parts = sorted({tuple(sorted(held)) for held in rows.values()})
-  own = tuple(sorted(rows[jax.process_index()]))
-  return Feed(sharding, num_shards, parts.index(own), len(parts))
+  return parts.index(tuple(sorted(rows[host]))), len(parts)
 
 
 def check_stages(

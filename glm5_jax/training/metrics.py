@@ -38,6 +38,7 @@ METRICS = {
   'z_loss': Metric('nats', 'weighted squared log-partition'),
   'grad_norm': Metric('', 'global norm of the gradient before clipping'),
   'learning_rate': Metric('', 'learning rate of AdamW'),
+  'embedding_learning_rate': Metric('', 'learning rate of embedding and head'),
   'muon_learning_rate': Metric('', 'learning rate of Muon'),
   'expert_load': Metric(
     '',

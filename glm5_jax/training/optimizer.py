@@ -30,6 +30,11 @@ def rule(axes: Axes, kind: Rule) -> Rule:
   return kind
 
 
+def _label(axes: Axes, kind: Rule) -> str:
+  """Returns the name of the transformation that updates an array."""
+  return 'embedding' if 'vocab' in axes else rule(axes, kind)
+
+
 def decays(axes: Axes) -> bool:
   """Says whether weight decay applies: to matrices, not to norms."""
   return len(muon.matrix_dims(axes)) >= 2
@@ -56,10 +61,21 @@ def make_optimizer(
     return jax.tree.map(function, axes_tree, is_leaf=is_axes)
 
   masked = optax.MaskedNode()
-  labels = map_axes(lambda axes: rule(axes, config.kind))
-  decay_mask = map_axes(
-    lambda axes: decays(axes) if rule(axes, config.kind) == 'adamw' else masked
-  )
+  labels = map_axes(lambda axes: _label(axes, config.kind))
+
+  def adamw(name: str, peak: float) -> optax.GradientTransformation:
+    decay_mask = map_axes(
+      lambda axes: decays(axes) if _label(axes, config.kind) == name else masked
+    )
+    return optax.adamw(
+      schedule(peak),
+      b1=config.beta1,
+      b2=config.beta2,
+      eps=config.epsilon,
+      weight_decay=config.weight_decay,
+      mask=decay_mask,
+    )
+
   dimension_numbers = map_axes(
     lambda axes: (
       muon.dimension_numbers(axes)
@@ -68,14 +84,8 @@ def make_optimizer(
     )
   )
   rules = {
-    'adamw': optax.adamw(
-      schedule(config.learning_rate),
-      b1=config.beta1,
-      b2=config.beta2,
-      eps=config.epsilon,
-      weight_decay=config.weight_decay,
-      mask=decay_mask,
-    ),
+    'adamw': adamw('adamw', config.learning_rate),
+    'embedding': adamw('embedding', config.embedding_learning_rate),
     'muon': muon.muon(
       schedule(config.muon_learning_rate),
       dimension_numbers,

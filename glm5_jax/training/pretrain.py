@@ -101,7 +101,10 @@ def _initial(
 def _learning_rates(config: PretrainConfig) -> dict[str, schedules.Schedule]:
   """Returns the learning rates in use, by their metrics' names."""
   options, num_steps = config.optimizer, config.num_steps
-  peaks = {'learning_rate': options.learning_rate}
+  peaks = {
+    'learning_rate': options.learning_rate,
+    'embedding_learning_rate': options.embedding_learning_rate,
+  }
   if options.kind == 'muon':
     peaks['muon_learning_rate'] = options.muon_learning_rate
   return {

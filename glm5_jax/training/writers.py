@@ -62,9 +62,13 @@ class TensorboardWriter:
   """Scalars for TensorBoard; a list becomes one curve a layer."""
 
   def __init__(self, folder: pathlib.Path, step: int) -> None:
-    # purge_step hides what a killed run wrote past the checkpoint.
+    # purge_step hides what a killed run wrote past the checkpoint. The suffix
+    # keeps two runs that begin within a second from sharing a file.
     self._writer = tensorboardX.SummaryWriter(
-      str(folder), purge_step=step + 1, flush_secs=10
+      str(folder),
+      purge_step=step + 1,
+      flush_secs=10,
+      filename_suffix=f'.after_{step:09d}',
     )
 
   def write(self, row: Row) -> None:

@@ -3,14 +3,15 @@
 import functools
 
 import jax
-from jax import Array as JaxArray
 import jax.numpy as jnp
 from jaxtyping import Array
 from jaxtyping import Float
 from jaxtyping import Int
 
 from pallas_kernels import dispatch
+from pallas_kernels.flash_attention import gpu
 from pallas_kernels.flash_attention import reference
+from pallas_kernels.flash_attention import tpu
 from pallas_kernels.flash_attention import xla
 from pallas_kernels.varying import vary_together
 
@@ -63,19 +64,23 @@ def flash_attention(
           query, key, value, segment_ids, positions, scale=scale, window=window
         )
       case 'xla':
-        return _tiled(
-          scale, window, query, key, value, segment_ids, positions
+        return _tiled(scale, window, query, key, value, segment_ids, positions)
+      case 'tpu':
+        return tpu.flash_attention(
+          query, key, value, segment_ids, scale=scale, window=window
         )
-      case 'tpu' | 'gpu':
-        raise ValueError('not there yet')
+      case 'gpu':
+        return gpu.flash_attention(
+          query, key, value, segment_ids, scale=scale, window=window
+        )
 
 
 def _check(
-  query: JaxArray,
-  key: JaxArray,
-  value: JaxArray,
-  segment_ids: JaxArray,
-  positions: JaxArray,
+  query: Array,
+  key: Array,
+  value: Array,
+  segment_ids: Array,
+  positions: Array,
   window: int | None,
 ) -> None:
   shapes = (
@@ -108,29 +113,29 @@ def _check(
     )
 
 
+# Saved for the backward pass: the inputs, the output and, `[B, T, N]`, the
+# logarithm of the softmax's sum.
+_Residuals = tuple[xla.Inputs, Array, Array]
+
+
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _tiled(
-  scale: float,
-  window: int | None,
-  query: JaxArray,
-  key: JaxArray,
-  value: JaxArray,
-  segment_ids: JaxArray,
-  positions: JaxArray,
-) -> JaxArray:
-  out, _ = xla.forward(
-    query, key, value, segment_ids, positions, scale=scale, window=window
-  )
-  return out
+def _tiled(scale: float, window: int | None, *arrays: Array) -> Array:
+  return _tiled_forward(scale, window, *arrays)[0]
 
 
-def _tiled_forward(scale, window, *inputs):
-  out, lse = xla.forward(*inputs, scale=scale, window=window)
-  return out, (*inputs, out, lse)
+def _tiled_forward(
+  scale: float, window: int | None, *arrays: Array
+) -> tuple[Array, _Residuals]:
+  inputs = xla.Inputs(*arrays)
+  out, lse = xla.forward(inputs, scale=scale, window=window)
+  return out, (inputs, out, lse)
 
 
-def _tiled_backward(scale, window, residuals, grad):
-  grads = xla.backward(*residuals, grad, scale=scale, window=window)
+def _tiled_backward(
+  scale: float, window: int | None, residuals: _Residuals, grad: Array
+) -> tuple[Array | None, ...]:
+  inputs, out, lse = residuals
+  grads = xla.backward(inputs, out, lse, grad, scale=scale, window=window)
   return (*grads, None, None)
 
 

@@ -8,7 +8,9 @@ from jaxtyping import Int
 
 
 def visible(
-  segment_ids: Int[Array, 'B T'], positions: Int[Array, 'B T'], window: int | None
+  segment_ids: Int[Array, 'B T'],
+  positions: Int[Array, 'B T'],
+  window: int | None,
 ) -> Bool[Array, 'B T T']:
   """Says which keys (last axis) a query sees."""
   row_T = jnp.arange(segment_ids.shape[1])

@@ -7,8 +7,6 @@ sees nothing gets from it the mean of the values, so padding rows, which see
 each other there, are cleared on both sides.
 """
 
-import functools
-
 import jax
 from jax.experimental.pallas.ops.tpu import splash_attention as splash
 import jax.numpy as jnp

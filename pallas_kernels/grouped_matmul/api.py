@@ -1,7 +1,6 @@
 """The public function: shapes, errors, gradients and the choice of kernel."""
 
 import jax
-from jax import Array as JaxArray
 import jax.numpy as jnp
 from jaxtyping import Array
 from jaxtyping import Float
@@ -53,7 +52,7 @@ def grouped_matmul(
         return ragged.grouped_matmul(x, weights, group_sizes)
 
 
-def _check(x: JaxArray, weights: JaxArray, group_sizes: JaxArray) -> None:
+def _check(x: Array, weights: Array, group_sizes: Array) -> None:
   fits = (
     x.ndim == 2
     and weights.ndim == 3
@@ -73,19 +72,19 @@ def _check(x: JaxArray, weights: JaxArray, group_sizes: JaxArray) -> None:
 
 
 @jax.custom_vjp
-def _tiled(x: JaxArray, weights: JaxArray, group_sizes: JaxArray) -> JaxArray:
+def _tiled(x: Array, weights: Array, group_sizes: Array) -> Array:
   return xla.forward(x, weights, group_sizes)
 
 
 def _tiled_forward(
-  x: JaxArray, weights: JaxArray, group_sizes: JaxArray
-) -> tuple[JaxArray, tuple[JaxArray, JaxArray, JaxArray]]:
+  x: Array, weights: Array, group_sizes: Array
+) -> tuple[Array, tuple[Array, Array, Array]]:
   return xla.forward(x, weights, group_sizes), (x, weights, group_sizes)
 
 
 def _tiled_backward(
-  residuals: tuple[JaxArray, JaxArray, JaxArray], grad: JaxArray
-) -> tuple[JaxArray, JaxArray, None]:
+  residuals: tuple[Array, Array, Array], grad: Array
+) -> tuple[Array, Array, None]:
   x, weights, group_sizes = residuals
   return (
     xla.rows_gradient(grad, weights, group_sizes),

@@ -115,6 +115,22 @@ def test_bad_files_are_named_with_the_rule(tmp_path):
   assert refusals.counts['empty'] == 4
 
 
+def test_links_are_followed_once_and_what_is_no_file_is_named(tmp_path):
+  (tmp_path / 'a').mkdir()
+  (tmp_path / 'b').mkdir()
+  (tmp_path / 'b' / 'real.txt').write_text('Real')
+  (tmp_path / 'a' / 'up').symlink_to(tmp_path / 'a')
+  (tmp_path / 'a' / 'over').symlink_to(tmp_path / 'b')
+  (tmp_path / 'a' / 'broken.txt').symlink_to(tmp_path / 'nowhere')
+  os.mkfifo(tmp_path / 'a' / 'pipe')
+  found, refusals = read(FolderSource('a'), tmp_path)
+  assert [d.name for d in found] == ['a/over/real.txt']
+  assert refusals.names == [
+    ('a/broken.txt', 'unreadable'),
+    ('a/pipe', 'unreadable'),
+  ]
+
+
 def test_bad_records_are_named_by_line_and_the_rest_is_read(tmp_path):
   lines = [
     b'{"text": "first"}',

@@ -1,4 +1,3 @@
-import dataclasses
 import math
 
 import jax
@@ -7,44 +6,19 @@ import pytest
 
 from glm5_jax.data.pipeline import Document
 from glm5_jax.evaluation import likelihood
-from glm5_jax.models import definition
-from glm5_jax.models import presets
 from glm5_jax.parallelism import mesh as mesh_lib
-from glm5_jax.parallelism.axis_rules import AxisRules
 from glm5_jax.parallelism.config import MeshConfig
 
 # float32 sums of at most a few hundred terms of size ten.
 TOLERANCE = 1e-4
 ROW_LENGTH = 16
 
-CONFIG = dataclasses.replace(
-  presets.tiny,
-  num_layers=1,
-  num_dense_layers=1,
-  vocab_size=64,
-  mtp=None,
-  loss_chunk=5,
-)
-
 
 def _document(seed: int, length: int, source: str = 'code') -> Document:
-  tokens = np.random.RandomState(seed).randint(0, 64, length, np.int32)
+  tokens = np.random.RandomState(seed).randint(0, 512, length, np.int32)
   return Document(
     text='', tokens=tokens, source=source, name='', num_bytes=3 * length
   )
-
-
-@pytest.fixture(scope='module')
-def model():
-  return definition.define(CONFIG, AxisRules())
-
-
-@pytest.fixture(scope='module')
-def variables(model):
-  drawn = jax.jit(model.init)(jax.random.key(0))
-  # Larger weights, so that tokens differ clearly in probability.
-  louder = jax.tree.map(lambda x: 4 * x, drawn.params)
-  return definition.Variables(louder, drawn.balance)
 
 
 @pytest.fixture(scope='module')

@@ -1,5 +1,3 @@
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,26 +6,10 @@ import pytest
 from glm5_jax.data import tokenizer as tokenizer_lib
 from glm5_jax.data.config import TrainedTokenizer
 from glm5_jax.evaluation import samples
-from glm5_jax.models import definition
-from glm5_jax.models import presets
 from glm5_jax.parallelism import mesh as mesh_lib
-from glm5_jax.parallelism.axis_rules import AxisRules
 from glm5_jax.parallelism.config import MeshConfig
 
 ROW_LENGTH = 12
-CONFIG = dataclasses.replace(
-  presets.tiny, num_layers=1, num_dense_layers=1, vocab_size=64, mtp=None
-)
-
-
-@pytest.fixture(scope='module')
-def model():
-  return definition.define(CONFIG, AxisRules())
-
-
-@pytest.fixture(scope='module')
-def variables(model):
-  return jax.jit(model.init)(jax.random.key(1))
 
 
 @pytest.fixture(scope='module')

@@ -25,10 +25,11 @@ PROGRESS = Progress(
   config='a = 1\nb = 2',
   data={'step': 7, 'tokens': {'code': 3}, 'open': [[1, 2], []], 'last': None},
 )
+DEFAULT = CheckpointConfig()
 ON_EIGHT = MeshConfig(fsdp=2, expert=2, tensor=2)
 
 
-def _saved(folder, parts, steps=(7,), config=CheckpointConfig()):
+def _saved(folder, parts, steps=(7,), config=DEFAULT):
   """Returns the state that was saved, and its checkpoints."""
   checkpoints = Checkpoints(folder, config)
   state = parts.initial()
@@ -120,9 +121,7 @@ def test_half_written_checkpoints_are_ignored_and_named(tmp_path, caplog):
 
 
 # Orbax's reading threads outlive the event loop that they report to.
-@pytest.mark.filterwarnings(
-  'ignore::pytest.PytestUnraisableExceptionWarning'
-)
+@pytest.mark.filterwarnings('ignore::pytest.PytestUnraisableExceptionWarning')
 def test_a_damaged_checkpoint_is_named(tmp_path):
   parts = toy.build()
   _, checkpoints = _saved(tmp_path, parts)
@@ -184,7 +183,8 @@ import numpy as np
 from glm5_jax.training import checkpoints, config, state
 resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))
 big = np.random.randn(100_000)
-made = checkpoints.Checkpoints(pathlib.Path(sys.argv[1]), config.CheckpointConfig())
+folder = pathlib.Path(sys.argv[1])
+made = checkpoints.Checkpoints(folder, config.CheckpointConfig())
 try:
   made.save(state.TrainState(0, state.Variables({'w': big}, {}), {}),
             checkpoints.Progress(1, 1, 1, '', {}))

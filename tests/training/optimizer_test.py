@@ -59,7 +59,7 @@ def test_weight_decay_shrinks_matrices_and_leaves_norms(kind):
   update = optimizer.make_optimizer(config, made.axes.params, num_steps=10)
   params = made.init(None).params
   zeros = jax.tree.map(jnp.zeros_like, params)
-  updates, _ = update.update(zeros, update.init(params), params)
+  updates, _ = jax.jit(update.update)(zeros, update.init(params), params)
   for name, change in _by_name(updates).items():
     weight = _by_name(params)[name]
     is_muon = kind == 'muon' and name in ('layers/up', 'layers/down')
@@ -75,7 +75,7 @@ def test_the_gradient_is_clipped_by_its_global_norm():
   params = made.init(None).params
   grads = jax.tree.map(lambda x: jnp.full_like(x, 3.0), params)
   size = sum(x.size for x in jax.tree.leaves(params))
-  _, state = update.update(grads, update.init(params), params)
+  _, state = jax.jit(update.update)(grads, update.init(params), params)
   moment = state[1].inner_states['adamw'].inner_state[0].mu['embedding']
   clipped = 3.0 / np.sqrt(9.0 * size)
   # A first moment of one step: (1 - beta1) of the clipped gradient.

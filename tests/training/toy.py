@@ -114,6 +114,10 @@ class Definition:
     )
 
 
+DEFAULT = Definition()
+ONE_DEVICE = MeshConfig(fsdp=1)
+
+
 @dataclasses.dataclass(frozen=True)
 class Objective:
   """Cross-entropy of each number given itself, through residual layers."""
@@ -127,8 +131,9 @@ class Objective:
     params, load = variables.params, []
     x = params['embedding'][batch.tokens]
     for layer in range(self.definition.num_layers):
-      own = jax.tree.map(lambda p: p[layer], params['layers'])
-      scores = jnp.einsum('btd,de->bte', x * own['norm'][None, None], own['router'])
+      own = {name: stack[layer] for name, stack in params['layers'].items()}
+      normed = x * own['norm'][None, None]
+      scores = jnp.einsum('btd,de->bte', normed, own['router'])
       biased = scores + variables.balance['router'][layer][None, None]
       chosen = jax.nn.one_hot(jnp.argmax(biased, -1), NUM_EXPERTS)
       load.append((chosen * batch.weights[..., None]).sum((0, 1)))
@@ -202,10 +207,10 @@ class Parts(NamedTuple):
 
 @functools.cache
 def build(
-  mesh_config=MeshConfig(fsdp=1),
+  mesh_config=ONE_DEVICE,
   num_devices=1,
   *,
-  definition=Definition(),
+  definition=DEFAULT,
   optimizer=OPTIMIZER,
   microbatches=1,
 ):

@@ -11,14 +11,12 @@ save.
 import argparse
 from collections.abc import Sequence
 import dataclasses
-import itertools
 import math
 import re
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
 from glm5_jax.data.batch import Batch
@@ -153,9 +151,7 @@ def report_remat(config: ModelConfig, *, rows: int, length: int) -> None:
     changed = dataclasses.replace(config, remat=remat)
     print(f'  {remat:8}', end='')
     for microbatches, width in ((1, 14), (4, 16)):
-      found = plan(
-        changed, rows=rows, length=length, microbatches=microbatches
-      )
+      found = plan(changed, rows=rows, length=length, microbatches=microbatches)
       print(f'{found.temp_bytes / MIB:{width}.0f}', end='', flush=True)
     print()
 

@@ -1,14 +1,14 @@
 """What the model is fed."""
 
+from typing import Any
 from typing import NamedTuple
-
-from jaxtyping import Float32
-from jaxtyping import Int32
-import numpy as np
 
 
 class Batch(NamedTuple):
   """Rows of packed segments; a segment is a document or a piece of one.
+
+  All arrays are `[B, T]`, of numpy on the host and of jax inside a step; int32,
+  but for the float32 weights.
 
   Attributes:
     tokens: ids; 0 where there is padding.
@@ -19,9 +19,9 @@ class Batch(NamedTuple):
     source_ids: index into `config.TEXT_CLASSES`; -1 where there is padding.
   """
 
-  tokens: Int32[np.ndarray, 'B T']
-  targets: Int32[np.ndarray, 'B T']
-  weights: Float32[np.ndarray, 'B T']
-  segment_ids: Int32[np.ndarray, 'B T']
-  positions: Int32[np.ndarray, 'B T']
-  source_ids: Int32[np.ndarray, 'B T']
+  tokens: Any
+  targets: Any
+  weights: Any
+  segment_ids: Any
+  positions: Any
+  source_ids: Any

@@ -7,6 +7,7 @@ logits had been kept.
 """
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -73,7 +74,7 @@ def _forward(
   chunk = min(chunk, T)
   zero = jnp.zeros((), jnp.float32)
 
-  def one(carry: tuple[Array, ...], piece: tuple[Array, ...]):
+  def one(carry: Sums, piece: tuple[Array, ...]) -> tuple[Sums, Any]:
     cross_entropy, squares, head_grad = carry
     x, targets, weights = piece
     logits_BTV = jnp.einsum(

@@ -49,14 +49,15 @@ class Definition:
   abstract: Variables
   axes: Variables
   _graph: nnx.GraphDef[Transformer]
-  _states: tuple[nnx.State, nnx.State]
+  _states: tuple[Any, Any]
 
   def init(self, key: Key[Array, '']) -> Variables:
     """Returns freshly drawn variables."""
     model = Transformer(
       self.config, rules=self.rules, rngs=nnx.Rngs(params=key)
     )
-    _, params, balance, _ = nnx.split(model, nnx.Param, BalanceBias, ...)
+    _, *states = nnx.split(model, nnx.Param, BalanceBias)
+    params, balance = states
     return Variables(nnx.to_pure_dict(params), nnx.to_pure_dict(balance))
 
   def bind(self, variables: Variables) -> Transformer:
@@ -71,7 +72,7 @@ class Definition:
     return nnx.merge(self._graph, *states)
 
 
-def _axes(state: nnx.State) -> Any:
+def _axes(state: Any) -> Any:
   """Returns the axes of each variable, layers first where they are stacked."""
   flat = {}
   for path, variable in nnx.to_flat_state(state):
@@ -85,7 +86,8 @@ def define(config: ModelConfig, rules: AxisRules) -> Definition:
   model = nnx.eval_shape(
     lambda: Transformer(config, rules=rules, rngs=nnx.Rngs(params=0))
   )
-  graph, params, balance = nnx.split(model, nnx.Param, BalanceBias)
+  graph, *states = nnx.split(model, nnx.Param, BalanceBias)
+  params, balance = states
   return Definition(
     config=config,
     rules=rules,

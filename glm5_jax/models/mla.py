@@ -21,6 +21,7 @@ from glm5_jax.models.config import AttentionForm
 from glm5_jax.models.config import Dense
 from glm5_jax.models.config import MlaConfig
 from glm5_jax.models.layers import RmsNorm
+from glm5_jax.models.layers import Weight
 from glm5_jax.models.layers import normal_weight
 from glm5_jax.parallelism.axis_rules import AxisRules
 from glm5_jax.parallelism.partitioning import constrain
@@ -93,7 +94,7 @@ class Mla(nnx.Module):
     D, N = embed_dim, config.num_heads
     Q, R = config.query_latent_dim, config.latent_dim
 
-    def weight(shape: tuple[int, ...], axes: tuple[str, ...]) -> nnx.Variable:
+    def weight(shape: tuple[int, ...], axes: tuple[str, ...]) -> Weight:
       return normal_weight(rngs, shape, axes, init_scale)
 
     up = ('kv_latent', 'heads', 'head_dim')

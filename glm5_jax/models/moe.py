@@ -5,6 +5,7 @@ same result: `all_gather` shows every device all tokens of its expert group and
 adds up the partial outputs; `all_to_all` sends each token to its experts alone.
 """
 
+from typing import Any
 from typing import NamedTuple
 
 from flax import nnx
@@ -111,6 +112,13 @@ def exchanged_experts(
   return dispatch.combine(returned, weights_MX, outgoing)
 
 
+# Logical axes of the weights as a transport wants them: whole in the model
+# width, so pieces of it are joined on the way in.
+EXPERT_AXES: Any = ExpertWeights(
+  gate_up=('experts', None, 'pair', 'expert_ffn'),  # type: ignore[arg-type]  # axes stand for arrays
+  down=('experts', 'expert_ffn', None),  # type: ignore[arg-type]  # likewise
+)
+
 TRANSPORTS = {
   'all_gather': gathered_experts,
   'all_to_all': exchanged_experts,
@@ -199,10 +207,12 @@ class Moe(nnx.Module):
     width_axes = collectives.active_axes('expert_ffn', self.rules)
     transport = TRANSPORTS[self.config.transport]
 
-    def local(x: Array, ids: Array, weights: Array, experts: ExpertWeights):
+    def local(
+      x: Array, ids: Array, weights: Array, experts: ExpertWeights
+    ) -> Array:
       B, T, D = x.shape
-      flat = (a.reshape(B * T, -1) for a in (x, ids, weights))
-      y = transport(*flat, experts=experts, axes=expert_axes)
+      x, ids, weights = (a.reshape(B * T, -1) for a in (x, ids, weights))
+      y = transport(x, ids, weights, experts, expert_axes)
       y = collectives.reduce_sum(y, width_axes)
       return y.reshape(B, T, D)
 
@@ -213,10 +223,7 @@ class Moe(nnx.Module):
         tokens,
         tokens,
         tokens,
-        ExpertWeights(
-          gate_up=('experts', None, 'pair', 'expert_ffn'),
-          down=('experts', 'expert_ffn', None),
-        ),
+        EXPERT_AXES,
       ),
       out_axes=tokens,
       rules=self.rules,

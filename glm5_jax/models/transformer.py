@@ -4,6 +4,8 @@ Blocks of a kind are stacked along a leading layer axis and scanned, so that the
 program's size does not grow with depth.
 """
 
+from typing import Any
+
 from flax import nnx
 import jax
 import jax.numpy as jnp
@@ -119,17 +121,15 @@ class Transformer(nnx.Module):
     positions: Int[Array, 'B T'],
   ) -> tuple[Float[Array, 'B T D'], Float[Array, 'layers width']]:
     """Runs stacked blocks one after the other."""
-    definition, weights, biases = nnx.split(layers, nnx.Param, BalanceBias)
+    definition, *states = nnx.split(layers, nnx.Param, BalanceBias)
 
-    def run(
-      x: Array, layer: tuple[nnx.State, nnx.State]
-    ) -> tuple[Array, Array]:
+    def run(x: Array, layer: list[Any]) -> tuple[Array, Array]:
       block = nnx.merge(definition, *layer)
       y, load_E = block(x, segment_ids, positions)
       return y, load_E
 
     body = rematerialised(run, self.config.remat)
-    x, loads = jax.lax.scan(body, x, (weights, biases))
+    x, loads = jax.lax.scan(body, x, states)
     return x, loads
 
   def logits(self, hidden: Float[Array, 'B T D']) -> Float[Array, 'B T V']:

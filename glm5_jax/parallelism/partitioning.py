@@ -66,7 +66,7 @@ def shardings(
 
   def one(path: tuple[Any, ...], axes: Axes, array: Any) -> NamedSharding:
     _check_divides(path, axes, array.shape, rules, sizes)
-    return NamedSharding(mesh, rules.spec(axes))  # type: ignore[arg-type]  # takes an AbstractMesh too
+    return NamedSharding(mesh, rules.spec(axes))
 
   return jax.tree_util.tree_map_with_path(
     one, axes_tree, abstract_tree, is_leaf=is_axes

@@ -228,11 +228,12 @@ class Saver(Hook):
     self._save(snapshot)
 
   def on_preempted(self, snapshot: Snapshot) -> None:
-    if self._saved != snapshot.step:
-      self._save(snapshot)
+    self._save(snapshot)
     self._checkpoints.wait()
 
   def _save(self, snapshot: Snapshot) -> None:
+    if self._saved == snapshot.step:
+      return
     progress = Progress(
       step=snapshot.step,
       tokens=snapshot.tokens,

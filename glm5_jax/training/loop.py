@@ -205,9 +205,11 @@ def train(
         reporter.report(pending)
         pending = None
         # No batch has been taken since, so the data's position is this step's.
-        reporter.show(Snapshot(step, reporter.tokens, state, batches.get_state))
-    if stopping:
-      reporter.stop(Snapshot(step, reporter.tokens, state, batches.get_state))
+        snapshot = Snapshot(step, reporter.tokens, state, batches.get_state)
+        if stopping:
+          # First of all, since the machine may be gone any moment.
+          reporter.stop(snapshot)
+        reporter.show(snapshot)
   return Ending(
     reason='preempted' if stopping else 'finished',
     position=Position(step, reporter.tokens),

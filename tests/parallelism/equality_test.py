@@ -37,7 +37,7 @@ MARGIN = 1e-4
 # float32 sums of a few hundred terms, taken in another order.
 LOSS_TOLERANCE = 1e-5
 # Largest error of a gradient or parameter, as a share of the leaf's largest.
-LEAF_TOLERANCE = 1e-4
+LEAF_TOLERANCE = 2e-5
 # Norms and biases stay whole: at most this share of the bytes.
 BYTES_TOLERANCE = 0.10
 
@@ -56,6 +56,7 @@ CONFIG = dataclasses.replace(
 OPTIMIZER = OptimizerConfig(
   kind='adamw',
   learning_rate=1e-2,
+  embedding_learning_rate=1e-2,
   epsilon=1e-3,
   schedule=ScheduleConfig(kind='constant', warmup_steps=0),
 )
@@ -243,11 +244,14 @@ def test_a_mixed_mesh_equals_one_device():
 
 @pytest.mark.slow
 @pytest.mark.parametrize('name', list(MESHES))
-@pytest.mark.parametrize('transport', ['all_gather', 'all_to_all'])
-def test_every_mesh_equals_one_device(name, transport):
-  if transport == 'all_to_all' and 'expert' not in name:
-    transport = 'all_gather'
-  _check(name, transport)
+def test_every_mesh_equals_one_device(name):
+  _check(name, 'all_gather')
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('name', [name for name in MESHES if 'expert' in name])
+def test_both_transports_equal_one_device(name):
+  _check(name, 'all_to_all')
 
 
 @pytest.mark.slow

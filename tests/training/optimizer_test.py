@@ -51,6 +51,7 @@ def test_weight_decay_shrinks_matrices_and_leaves_norms(kind):
   config = OptimizerConfig(
     kind=kind,
     learning_rate=0.1,
+    embedding_learning_rate=0.1,
     muon_learning_rate=0.2,
     weight_decay=0.5,
     schedule=FLAT,
@@ -76,7 +77,7 @@ def test_the_gradient_is_clipped_by_its_global_norm():
   grads = jax.tree.map(lambda x: jnp.full_like(x, 3.0), params)
   size = sum(x.size for x in jax.tree.leaves(params))
   _, state = jax.jit(update.update)(grads, update.init(params), params)
-  moment = state[1].inner_states['adamw'].inner_state[0].mu['embedding']
+  moment = state[1].inner_states['embedding'].inner_state[0].mu['embedding']
   clipped = 3.0 / np.sqrt(9.0 * size)
   # A first moment of one step: (1 - beta1) of the clipped gradient.
   np.testing.assert_allclose(moment, 0.1 * clipped, rtol=1e-5)

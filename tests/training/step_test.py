@@ -90,14 +90,15 @@ def test_eight_devices_step_as_one_does(sharded):
 
 def test_moments_lie_as_their_parameters_do(sharded):
   state = sharded.initial()
-  adam = state.opt_state[1].inner_states['adamw'].inner_state[0]
-  for moments in (adam.mu, adam.nu):
-    for weight, moment in zip(
-      jax.tree.leaves(state.variables.params),
-      jax.tree.leaves(moments),
-      strict=True,
-    ):
-      assert moment.sharding == weight.sharding
+  weights = dict(jax.tree_util.tree_leaves_with_path(state.variables.params))
+  seen = []
+  for rule in state.opt_state[1].inner_states.values():
+    adam = rule.inner_state[0]
+    for moments in (adam.mu, adam.nu):
+      for path, moment in jax.tree_util.tree_leaves_with_path(moments):
+        assert moment.sharding == weights[path].sharding
+        seen.append(path)
+  assert sorted(map(str, seen)) == sorted(2 * list(map(str, weights)))
   up = state.variables.params['layers']['up']
   assert up.addressable_shards[0].data.size == up.size // 8
 

@@ -74,7 +74,9 @@ def _forward(
   chunk = min(chunk, T)
   zero = jnp.zeros((), jnp.float32)
 
-  def one(carry: Sums, piece: tuple[Array, ...]) -> tuple[Sums, Any]:
+  def one(
+    carry: tuple[Array, Array, Array], piece: tuple[Array, ...]
+  ) -> tuple[tuple[Array, Array, Array], Any]:
     cross_entropy, squares, head_grad = carry
     x, targets, weights = piece
     logits_BTV = jnp.einsum(

@@ -72,11 +72,12 @@ class Flash:
     return self.head_dim**-0.5
 
   def layout(self) -> tuple[jax.Array, jax.Array]:
-    """Returns segment ids and positions: `aabbb` and `aacc00`."""
+    """Returns segment ids and positions, like `aabbbb` and `0acc00`."""
     segment_ids = np.ones((2, self.length), np.int32)
     segment_ids[0, self.length * 2 // 5 :] = 2
     segment_ids[1, self.length * 2 // 5 :] = 7
     segment_ids[1, self.length * 5 // 6 + 1 :] = 0
+    segment_ids[1, : self.length // 9] = 0
     positions = np.zeros_like(segment_ids)
     for t in range(1, self.length):
       same = segment_ids[:, t] == segment_ids[:, t - 1]

@@ -19,7 +19,9 @@ def test_accelerators_run_their_kernels(platform: str, monkeypatch) -> None:
 
 def test_unknown_platform_is_an_error(monkeypatch) -> None:
   monkeypatch.setattr(jax, 'default_backend', lambda: 'abacus')
-  with pytest.raises(ValueError, match="platform 'abacus'; pass implementation="):
+  with pytest.raises(
+    ValueError, match="platform 'abacus'; pass implementation="
+  ):
     dispatch.choose(None)
 
 

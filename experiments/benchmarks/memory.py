@@ -83,9 +83,9 @@ def plan(
   objective: type[Pretraining] = Pretraining,
   microbatches: int = 1,
 ) -> Plan:
-  """Compiles one step for the devices there are; runs nothing."""
+  """Compiles one step for one device; runs nothing."""
   rules = RULES['emulated']
-  mesh = meshes.make_mesh(MeshConfig())
+  mesh = meshes.make_mesh(MeshConfig(), jax.devices()[:1])
   model = definition.define(config, rules)
   optimizer = optimizers.make_optimizer(
     OptimizerConfig(), model.axes.params, 1000

@@ -72,6 +72,12 @@ def split(batch: Any, microbatches: int, rules: AxisRules) -> Any:
   return jax.tree.map(one, batch)
 
 
+def _zeros(function: Callable[..., Any], *arguments: Any) -> Any:
+  """Returns zeros like the function's result."""
+  shapes = jax.eval_shape(function, *arguments)
+  return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+
+
 def make_train_step(
   objective: Objective,
   optimizer: optax.GradientTransformation,
@@ -105,6 +111,8 @@ def make_train_step(
     if microbatches == 1:
       return gradients(variables, batch, totals)
     pieces = split(batch, microbatches, rules)
+    first = jax.tree.map(lambda x: x[0], pieces)
+    zeros = _zeros(gradients, variables, first, totals)
 
     def add(sums: Any, piece: Any) -> tuple[Any, None]:
       new = gradients(variables, piece, totals)
@@ -112,11 +120,7 @@ def make_train_step(
       grads = partitioning.constrain_tree(grads, axes.params, rules)
       return (value, parts, grads), None
 
-    first = jax.tree.map(lambda x: x[0], pieces)
-    shapes = jax.eval_shape(gradients, variables, first, totals)
-    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-    sums, _ = jax.lax.scan(add, zeros, pieces)
-    return sums
+    return jax.lax.scan(add, zeros, pieces)[0]
 
   def train_step(
     state: TrainState, batch: Any

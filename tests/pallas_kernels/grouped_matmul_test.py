@@ -10,123 +10,108 @@ from pallas_kernels import grouped_matmul
 from pallas_kernels.grouped_matmul import api
 from tests.pallas_kernels import cases
 
-xla = functools.partial(grouped_matmul, implementation='xla')
-reference = functools.partial(grouped_matmul, implementation='reference')
-UNEVEN = cases.GROUPED[2]
-TAIL = cases.GROUPED[3]
+EVEN, UNEVEN, TAIL = cases.GROUPED[1:4]
 
 
-def assert_matches_reference(function, case: cases.Grouped) -> None:
+@functools.cache
+def outcome(implementation: str):
+  """One compiled function serves all cases of a shape."""
+  function = functools.partial(grouped_matmul, implementation=implementation)
+  return cases.outcome(function, num_inputs=2)
+
+
+def expected_outcome(case: cases.Grouped):
   x, weights, group_sizes = case.arrays()
-  out, grads = cases.outcome(
-    lambda x, w: function(x, w, group_sizes), x, weights
-  )
-  assert out.dtype == x.dtype
-  exact = [a.astype(jnp.float32) for a in (x, weights)]
-  expected, expected_grads = cases.outcome(
-    lambda x, w: reference(x, w, group_sizes), *exact
-  )
-  assert cases.distance(out, expected) <= cases.TOLERANCE[case.dtype]
-  for grad, like, wanted in zip(grads, (x, weights), expected_grads):
-    assert grad.dtype == like.dtype
-    tolerance = cases.GRADIENT_TOLERANCE[case.dtype]
-    assert cases.distance(grad, wanted) <= tolerance
+  exact = x.astype(jnp.float32), weights.astype(jnp.float32)
+  return outcome('reference')(*exact, group_sizes)
 
 
 @pytest.mark.parametrize('case', cases.GROUPED, ids=cases.name)
 def test_tiles_match_reference(case: cases.Grouped) -> None:
-  assert_matches_reference(xla, case)
+  got = outcome('xla')(*case.arrays())
+  cases.assert_close(got, expected_outcome(case), case.dtype)
 
 
 @pytest.mark.parametrize('implementation', ['tpu', 'gpu'])
 def test_ragged_dot_matches_reference(implementation) -> None:
-  function = functools.partial(grouped_matmul, implementation=implementation)
-  assert_matches_reference(function, TAIL)
+  got = outcome(implementation)(*TAIL.arrays())
+  cases.assert_close(got, expected_outcome(TAIL), TAIL.dtype)
 
 
 def test_reference_is_one_matmul_a_group() -> None:
-  x, weights, group_sizes = TAIL.arrays()
-  out = np.asarray(reference(x, weights, group_sizes))
+  x, weights, _ = (np.asarray(a, np.float64) for a in TAIL.arrays())
+  out = np.asarray(expected_outcome(TAIL)[0])
   start = 0
-  for size, matrix in zip(TAIL.group_sizes, weights):
+  for size, matrix in zip(TAIL.group_sizes, weights, strict=True):
     rows = slice(start, start + size)
-    np.testing.assert_allclose(
-      out[rows], np.asarray(x[rows] @ matrix), rtol=1e-5, atol=1e-5
-    )
+    np.testing.assert_allclose(out[rows], x[rows] @ matrix, 1e-5, 1e-5)
     start += size
   assert not out[start:].any()
 
 
 def test_runs_are_bit_equal() -> None:
-  x, weights, group_sizes = UNEVEN.arrays()
-  run = functools.partial(
-    cases.outcome, lambda x, w: xla(x, w, group_sizes), x, weights
-  )
-  for first, second in zip(jax.tree.leaves(run()), jax.tree.leaves(run())):
-    assert np.array_equal(first, second)
+  once, twice = (outcome('xla')(*UNEVEN.arrays()) for _ in range(2))
+  jax.tree.map(np.testing.assert_array_equal, once, twice)
 
 
-def test_rows_past_the_groups_stay_out_whatever_they_hold() -> None:
+@pytest.mark.parametrize('implementation', ['xla', 'gpu'])
+def test_tail_rows_stay_out_whatever_they_hold(implementation) -> None:
   x, weights, group_sizes = TAIL.arrays()
   used = sum(TAIL.group_sizes)
-  poisoned = x.at[used:].set(jnp.nan)
-
-  def loss(x, weights, cotangent):
-    # NaN cotangents as well: nothing of a tail row may be read.
-    return (xla(x, weights, group_sizes) * cotangent).sum()
-
-  cotangent = jnp.ones((TAIL.num_rows, TAIL.out_dim)).at[used:].set(jnp.nan)
-  assert not xla(poisoned, weights, group_sizes)[used:].any()
-  grad_x, grad_weights = jax.grad(loss, (0, 1))(poisoned, weights, cotangent)
+  out, grad_x, grad_weights = outcome(implementation)(
+    x.at[used:].set(jnp.nan), weights, group_sizes
+  )
+  assert not out[used:].any()
   assert not grad_x[used:].any()
   assert np.isfinite(grad_x).all() and np.isfinite(grad_weights).all()
-  # An empty group's matrix learns nothing.
+  # The matrix of the empty group learns nothing.
   assert not grad_weights[1].any()
 
 
 def test_permuting_groups_permutes_the_result() -> None:
   x, weights, _ = UNEVEN.arrays()
-  parts = np.split(np.asarray(x), np.cumsum(UNEVEN.group_sizes)[:-1])
-  order = [3, 1, 0, 2]
   sizes = np.asarray(UNEVEN.group_sizes, np.int32)
-  plain = xla(x, weights, jnp.asarray(sizes))
-  moved = xla(
-    jnp.asarray(np.concatenate([parts[i] for i in order])),
-    weights[jnp.asarray(order)],
-    jnp.asarray(sizes[order]),
-  )
-  plain_parts = np.split(np.asarray(plain), np.cumsum(sizes)[:-1])
-  expected = np.concatenate([plain_parts[i] for i in order])
-  assert cases.distance(moved, expected) <= cases.TOLERANCE['float32']
+  order = np.array([3, 1, 0, 2])
+  borders = np.cumsum(sizes)[:-1]
+
+  def permuted(rows):
+    parts = np.split(np.asarray(rows), borders)
+    return np.concatenate([parts[i] for i in order])
+
+  plain = outcome('xla')(x, weights, jnp.asarray(sizes))[0]
+  moved = outcome('xla')(
+    jnp.asarray(permuted(x)), weights[order], jnp.asarray(sizes[order])
+  )[0]
+  assert cases.distance(moved, permuted(plain)) <= cases.TOLERANCE['float32']
 
 
-def test_two_swapped_matrices_are_noticed() -> None:
+def test_comparison_notices_two_swapped_matrices() -> None:
   x, weights, group_sizes = UNEVEN.arrays()
   swapped = weights[jnp.asarray([0, 3, 2, 1])]
-  got = xla(x, swapped, group_sizes)
-  expected = reference(x, weights, group_sizes)
+  got = outcome('xla')(x, swapped, group_sizes)[0]
+  expected = expected_outcome(UNEVEN)[0]
   assert cases.distance(got, expected) > 100 * cases.TOLERANCE['float32']
 
 
 def test_rematerialised_scan_has_the_same_gradients() -> None:
-  sizes = jnp.asarray((5, 0, 9, 10), jnp.int32)
   random = np.random.default_rng(1)
   x = jnp.asarray(random.normal(size=(30, 8)), jnp.float32)
   layers = jnp.asarray(random.normal(size=(2, 4, 8, 8)), jnp.float32)
+  sizes = jnp.asarray((5, 0, 9, 10), jnp.int32)
 
-  def loss(function, x, layers):
+  def network(implementation, x, layers, sizes):
     @jax.checkpoint
     def layer(x, weights):
-      return jnp.tanh(function(x, weights, sizes)), None
+      y = grouped_matmul(x, weights, sizes, implementation=implementation)
+      return jnp.tanh(y), None
 
-    return (jax.lax.scan(layer, x, layers)[0] ** 2).sum()
+    return jax.lax.scan(layer, x, layers)[0]
 
-  grads, expected = (
-    jax.jit(jax.grad(functools.partial(loss, function), (0, 1)))(x, layers)
-    for function in (xla, reference)
+  got, expected = (
+    cases.outcome(functools.partial(network, name), 2)(x, layers, sizes)
+    for name in ('xla', 'reference')
   )
-  for grad, wanted in zip(grads, expected):
-    assert cases.distance(grad, wanted) <= cases.GRADIENT_TOLERANCE['float32']
+  cases.assert_close(got, expected, 'float32')
 
 
 def test_shards_sum_the_gradient_of_shared_matrices() -> None:
@@ -139,7 +124,7 @@ def test_shards_sum_the_gradient_of_shared_matrices() -> None:
   sizes = jnp.asarray([[5, 0, 9], [20, 0, 0], [0, 0, 0], [1, 2, 3]], jnp.int32)
 
   def local(x, weights, sizes):
-    return xla(x, weights, sizes[0])
+    return grouped_matmul(x, weights, sizes[0], implementation='xla')
 
   sharded = jax.shard_map(
     local,
@@ -149,14 +134,15 @@ def test_shards_sum_the_gradient_of_shared_matrices() -> None:
     check_vma=True,
   )
 
-  def one_device(x, weights):
-    parts = [reference(x[i * 20 :][:20], weights, sizes[i]) for i in range(4)]
+  def one_device(x, weights, sizes):
+    parts = [
+      grouped_matmul(x[i * 20 :][:20], weights, sizes[i]) for i in range(4)
+    ]
     return jnp.concatenate(parts)
 
-  got = cases.outcome(lambda x, w: sharded(x, w, sizes), x, weights)
-  expected = cases.outcome(one_device, x, weights)
-  for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(expected)):
-    assert cases.distance(a, b) <= cases.GRADIENT_TOLERANCE['float32']
+  got = cases.outcome(sharded, 2)(x, weights, sizes)
+  expected = cases.outcome(one_device, 2)(x, weights, sizes)
+  cases.assert_close(got, expected, 'float32')
 
 
 def test_misfitting_arguments_are_named() -> None:
@@ -167,4 +153,4 @@ def test_misfitting_arguments_are_named() -> None:
   with pytest.raises(ValueError, match=r'group_sizes \(3,\)'):
     api._check(x, weights, group_sizes[1:])
   with pytest.raises(ValueError, match='float32 and weights of bfloat16'):
-    xla(x, weights.astype(jnp.bfloat16), group_sizes)
+    grouped_matmul(x, weights.astype(jnp.bfloat16), group_sizes)

@@ -199,7 +199,6 @@ def interpreted_outcome(kernel, case: cases.Flash):
   return cases.outcome(attend, 3)(*case.arrays(), case.layout()[0])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize('window', [None, 20])
 def test_tpu_kernel_matches_reference_in_interpret_mode(window) -> None:
   case = cases.Flash('', 130, num_key_heads=1, head_dim=40, window=window)
@@ -207,7 +206,6 @@ def test_tpu_kernel_matches_reference_in_interpret_mode(window) -> None:
   cases.assert_close(got, expected_outcome(case), case.dtype)
 
 
-@pytest.mark.slow
 def test_gpu_kernel_matches_reference_in_interpret_mode() -> None:
   case = cases.Flash('', 70, num_key_heads=1, head_dim=40)
   got = interpreted_outcome(gpu, case)

@@ -203,6 +203,21 @@ def _await_training(
   return run.poll() is None
 
 
+def _await_write(
+  run: subprocess.Popen[bytes], workdir: pathlib.Path, *, skip: int
+) -> None:
+  """Waits until the run begins to write a checkpoint, after `skip` others."""
+  was_writing = True
+  while run.poll() is None:
+    is_writing = _writing(workdir)
+    if is_writing and not was_writing:
+      if not skip:
+        return
+      skip -= 1
+    was_writing = is_writing
+    time.sleep(0.001)
+
+
 def _kill(
   run: subprocess.Popen[bytes],
   workdir: pathlib.Path,
@@ -211,21 +226,16 @@ def _kill(
   inside_write: bool,
 ) -> str | None:
   """Kills the run; returns when it happened, or None if it had ended."""
-  if not _await_training(run, workdir):
+  if not inside_write and source.random() < 0.2:
+    # Anywhere from the start of Python to the first steps.
+    time.sleep(source.uniform(0, 10))
+  elif not _await_training(run, workdir):
     return None
-  if inside_write:
-    skip = source.randrange(3)
-    was_writing = True
-    while run.poll() is None:
-      is_writing = _writing(workdir)
-      if is_writing and not was_writing:
-        skip -= 1
-        if skip < 0:
-          time.sleep(source.uniform(0, 0.02))
-          break
-      was_writing = is_writing
+  elif inside_write:
+    _await_write(run, workdir, skip=source.randrange(3))
+    time.sleep(source.uniform(0, 0.02))
   else:
-    time.sleep(source.uniform(0, 1.0))
+    time.sleep(source.uniform(0, 3))
   if run.poll() is not None:
     return None
   run.kill()

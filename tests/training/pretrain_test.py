@@ -25,10 +25,11 @@ LOSS_TOLERANCE = 1e-4
 
 def _configs(num_steps, workdir):
   model, job = kill_and_resume.configs(num_steps, workdir)
+  # One layer and AdamW: most of these tests' time is the compiler's.
+  model = dataclasses.replace(model, mtp=None)
   return model, dataclasses.replace(
     job,
     stages=(LengthStage(32, 8, num_steps),),
-    # One matrix rule less to compile than Muon.
     optimizer=OptimizerConfig(
       schedule=ScheduleConfig(kind='constant', warmup_steps=2)
     ),
@@ -86,12 +87,9 @@ def test_a_run_trains_evaluates_and_leaves_everything_in_its_workdir(finished):
 def test_the_report_of_the_last_step_has_the_load_of_every_expert(finished):
   _, outcome, _ = finished
   load = outcome.report.metrics.parts.expert_load
-  # The layer, then the MTP layer; every token visits two experts, but the MTP
-  # layer runs only where a next token is in sight.
-  assert load.shape == (2, 4)
-  tokens = outcome.report.step_tokens
-  assert load[0].sum() == 2 * tokens
-  assert 1.5 * tokens < load[1].sum() < 2 * tokens
+  assert load.shape == (1, 4)
+  # Every token visits two experts.
+  assert load.sum() == 2 * outcome.report.step_tokens
 
 
 def test_a_finished_run_is_only_read_again(finished):

@@ -23,7 +23,12 @@ def test_build_md_lists_what_ci_runs():
   assert re.findall(r'^make [a-z-]+', block, re.MULTILINE) == _commands(
     '.ci/run'
   )
-  assert _commands('.ci/run') == ['make check', 'make test', 'make docs']
+  assert _commands('.ci/run') == [
+    'make check',
+    'make test',
+    'make test-slow',
+    'make docs',
+  ]
 
 
 def test_the_workflow_runs_ci_run_and_nothing_else():

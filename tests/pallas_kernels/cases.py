@@ -136,15 +136,15 @@ def outcome(
 def distance(got: Any, expected: Any) -> float:
   """Returns the largest difference over the largest expected value.
 
-  Where all of them are (nearly) zero, as the gradient of a query that sees one
-  key, it is over 0.1: inputs and cotangents are of size 1, and what cancels
-  leaves their rounding.
+  Where those are below 1, the difference itself: inputs and cotangents are of
+  size 1, so the terms of every sum are, and where they cancel (the gradient of
+  a query that sees one key is exactly zero) their rounding is what is left.
   """
   a, b = np.asarray(got, np.float64), np.asarray(expected, np.float64)
   assert a.shape == b.shape
   if not np.isfinite(a).all():
     return float('inf')
-  return float(np.abs(a - b).max() / max(np.abs(b).max(), 0.1))
+  return float(np.abs(a - b).max() / max(np.abs(b).max(), 1.0))
 
 
 def assert_close(
